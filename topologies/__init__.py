@@ -1,0 +1,1 @@
+"""The emulated hardware: shapes, units, the Mininet network and fabricd."""

@@ -1,0 +1,1 @@
+"""Labs: host agents, runner, measurement, plots, the command line and the exercises."""

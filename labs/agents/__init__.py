@@ -1,0 +1,1 @@
+"""Host agents: one process a rank, in its Mininet host's network namespace, talking verbs."""

@@ -1,0 +1,79 @@
+"""What several figures share: the runs by policy, and panels with one bar or row for each uplink."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+
+from labs.measure.stored import StoredRun
+from labs.plots.style import GRID, INK
+
+
+class NoDataError(Exception):
+    """A figure cannot be drawn; the message says what is missing, as a sentence for the reader."""
+
+
+def by_policy(stored: StoredRun) -> dict[str, list[dict[str, Any]]]:
+    return {policy: [run for run in stored.runs if run["policy"] == policy] for policy in stored.policies}
+
+
+def times_us(runs: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.float64]:
+    return np.array([i["time_us"] for run in runs for i in run["iterations"] if i["time_us"] is not None], dtype=float)
+
+
+def ideal_us(stored: StoredRun) -> float | None:
+    return next((run["ideal_us"] for run in stored.runs if run["ideal_us"]), None)
+
+
+def with_scale(stored: StoredRun, text: str) -> str:
+    return f"{text}. Hardware time, played {stored.fabric.slowdown:,.0f} times slower"
+
+
+def uplink_bars(axes: Axes, stored: StoredRun, loads: Mapping[str, float], colour: str) -> None:
+    """A bar an uplink, leaf by leaf, and a dashed line at each leaf's mean."""
+    position = 0.0
+    for leaf in stored.fabric.leaves():
+        values = [loads.get(stored.fabric.port_name(port.index), 0.0) for port in stored.fabric.uplinks(leaf)]
+        at = position + np.arange(len(values))
+        axes.bar(at, values, color=colour, width=0.82)
+        mean = float(np.mean(values)) if values else 0.0
+        axes.plot([at[0] - 0.5, at[-1] + 0.5], [mean, mean], color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+        position += len(values) + 0.8
+    axes.grid(visible=False, axis="x")
+    axes.margins(x=0.01)
+    axes.tick_params(axis="x", length=0)
+
+
+def uplink_labels(axes: Axes, stored: StoredRun) -> None:
+    """Leaf names below the groups of bars, spine numbers below the bars where there is room."""
+    ticks, labels, position = [], [], 0.0
+    few = sum(len(stored.fabric.uplinks(leaf)) for leaf in stored.fabric.leaves()) <= 40
+    for leaf in stored.fabric.leaves():
+        uplinks = stored.fabric.uplinks(leaf)
+        for number, port in enumerate(uplinks):
+            middle = number == (len(uplinks) - 1) // 2
+            ticks.append(position + number)
+            spine = stored.fabric.peer(port).device.removeprefix("spine") if few else ""
+            labels.append(spine + (f"\n{leaf.name}" if middle else ""))
+        position += len(uplinks) + 0.8
+    axes.set_xticks(ticks, labels)
+    axes.tick_params(axis="x", length=0)
+    if few:
+        axes.set_xlabel("spine, by leaf", fontsize=9)
+
+
+def leaf_ticks(axes: Axes, stored: StoredRun) -> None:
+    ticks, labels, position = [], [], 0
+    for leaf in stored.fabric.leaves():
+        uplinks = len(stored.fabric.uplinks(leaf))
+        ticks.append(position + uplinks / 2)
+        labels.append(leaf.name)
+        if position:
+            axes.axhline(position, color=GRID, linewidth=0.8)
+        position += uplinks
+    axes.set_yticks(ticks, labels)
+    axes.tick_params(axis="y", length=0)

@@ -1,0 +1,75 @@
+"""One look for all figures: a palette that colour-blind readers can tell apart, and sizes that survive a README."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+DPI = 150
+WIDTH_IN = 9.0
+
+INK = "#1f2430"
+FAINT = "#8a93a3"
+GRID = "#e3e6eb"
+WARN = "#b3261e"
+
+# Okabe & Ito, "Color Universal Design" (2008).
+_POLICY_COLOURS = {
+    "ecmp": "#D55E00", "group": "#CC79A7", "flowlet": "#E69F00", "dlb": "#009E73", "spray": "#0072B2",
+    "pinned": "#56B4E9",
+}
+_SPARE_COLOURS = ("#56B4E9", "#000000", "#F0E442", "#CC79A7", "#999999")
+DROP_COLOURS = {"tail": "#D55E00", "shared": "#E69F00", "link_down": "#0072B2", "pool": "#000000"}
+
+_RC: Any = {
+    "font.family": ["DejaVu Sans"], "font.size": 10.0, "text.color": INK, "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT, "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": GRID, "grid.linewidth": 0.8, "xtick.color": INK, "ytick.color": INK, "xtick.labelsize": 9.0,
+    "ytick.labelsize": 9.0, "legend.frameon": False, "legend.fontsize": 9.0, "figure.facecolor": "white",
+    "savefig.facecolor": "white", "figure.titlesize": 13.0, "figure.titleweight": "bold",
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Figures made inside look like ours; matplotlib's own settings come back afterwards."""
+    with mpl.rc_context(_RC):
+        yield
+
+
+def colours(policies: Iterable[str]) -> dict[str, str]:
+    """A colour for each policy: its own, or a spare one in order of appearance."""
+    spare = iter(_SPARE_COLOURS * 20)
+    return {policy: _POLICY_COLOURS.get(policy) or next(spare) for policy in policies}
+
+
+def new_figure(height_in: float, title: str, subtitle: str = "") -> Figure:
+    """An empty figure with its title and one line below it; axes are added by the caller, below 1 - header()."""
+    figure = Figure(figsize=(WIDTH_IN, height_in), dpi=DPI)
+    figure.text(0.012, 1 - 0.13 / height_in, title, ha="left", va="top", fontsize=12.5, fontweight="bold")
+    if subtitle:
+        figure.text(0.012, 1 - 0.42 / height_in, subtitle, ha="left", va="top", fontsize=9.5, color="#565f70")
+    return figure
+
+
+def top(height_in: float) -> float:
+    """Where the axes may begin, as a share of the height."""
+    return 1 - 0.85 / height_in
+
+
+def reference_line(axes: Axes, value: float, text: str, *, vertical: bool) -> None:
+    """A dashed line at `value` with its name at its end."""
+    if vertical:
+        axes.axvline(value, color=INK, linewidth=1.1, linestyle=(0, (4, 3)), zorder=1.5)
+        axes.annotate(text, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(-4, -2),
+                      textcoords="offset points", ha="right", va="top", fontsize=8.5, color=INK)
+    else:
+        axes.axhline(value, color=INK, linewidth=1.1, linestyle=(0, (4, 3)), zorder=1.5)
+        axes.annotate(text, (1.0, value), xycoords=("axes fraction", "data"), xytext=(-2, -3),
+                      textcoords="offset points", ha="right", va="top", fontsize=8.5, color=INK)

@@ -1,0 +1,244 @@
+"""Plays one run: one policy and one seed of a lab on a fabric that is up, from queue pairs to the complete record."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from labs.lab import Lab
+from labs.measure import theory
+from labs.measure.raw import FlowRole, RawIteration, RawRank, RawRun
+from labs.measure.verdict import frames_in_flight
+from labs.runner_ranks import Gathered
+from labs.runner_record import CpuMeter
+from labs.runner_session import Session
+from labs.seeds import jitters, source_ports
+from labs.workload import Job, Rank
+from topologies.fabric import Fabric
+from topologies.fabricd.binding import flow_hash
+from topologies.fabricd.telemetry import TraceKind
+from topologies.units import WIRE_OVERHEAD_BYTES
+
+ROCE_PORT, UDP = 4791, 17
+_SETUP_TIMEOUT_S = 20.0
+_LEAD_S, _LEAD_RANK_S = 0.1, 0.004  # from the command to the common instant: every rank must have posted by then
+_QUIET_TIMEOUT_S = 10.0
+_QUIET_POLL_S = 0.02
+_PATIENCE, _PATIENCE_S = 60.0, 20.0  # an iteration may take so many times the ideal, and so many seconds more
+
+
+class Observer(Protocol):
+    """Is told how a run gets on."""
+
+    def iteration_begins(self, n: int, warmup: bool) -> None:
+        """The ranks prepare iteration `n` (from 0, warm-up included)."""
+
+    def iteration_ended(self, n: int, warmup: bool, time_us: float) -> None:
+        """The last rank was done after `time_us` of hardware time."""
+
+
+class Silent:
+    """An Observer that tells nobody."""
+
+    def iteration_begins(self, n: int, warmup: bool) -> None: ...
+
+    def iteration_ended(self, n: int, warmup: bool, time_us: float) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """A finished record; `reason` says why the run broke off, None if it did not."""
+
+    raw: RawRun
+    reason: str | None
+
+
+class Run:
+    """One policy (None: the one in use stays) and one seed.  `play` may be called once."""
+
+    def __init__(self, session: Session, lab: Lab, policy: str | None, seed: int, observer: Observer) -> None:
+        self.session, self.lab, self.seed, self.observer = session, lab, seed, observer
+        self.policy = policy or ""
+        self.fabric: Fabric = session.fabric
+        self.params: Mapping[str, Any] = lab.policy_params.get(self.policy, {})
+        self.job: Job = lab.workload.plan(lab.fabric)
+        self.ports = source_ports(self.job, lab.workload.qps_per_connection, seed)
+        self.iterations: list[RawIteration] = []
+        self._issued_ns: list[int] = []
+
+    def play(self) -> Played:
+        """Raises LabError when the policy or the queue pairs cannot even be set up."""
+        session, ranks = self.session, self.session.ranks
+        if self.policy:
+            session.controller.call("policy", name=self.policy, params=dict(self.params), seed=self.seed)
+        else:
+            status = session.controller.call("status")
+            self.policy, self.params = status["policy"], status["parameters"]
+        try:
+            reason = self._connect().reason
+            self._wait_quiet()
+            session.recorder.begin()
+            before = session.telemetry.snapshot()
+            tables_before = session.tables()
+            self.fabric = _with_hash_seeds(self.fabric, tables_before)
+            cpu = CpuMeter()
+            start_ns = time.monotonic_ns()
+            for n in range(self.lab.warmup + self.lab.iterations if reason is None else 0):
+                reason = self._iterate(n)
+                if reason is not None:
+                    break
+            self._wait_quiet()
+        finally:
+            # Also after Ctrl-C: the ranks' queue pairs must not go on sending into the next run.
+            ranks.call(self._everybody({"op": "teardown"}), _SETUP_TIMEOUT_S)
+        shares = cpu.shares()
+        end_ns = time.monotonic_ns()
+        after = session.telemetry.snapshot()
+        trace, series_t_ns, series_depth, lost = session.recorder.take()
+        alive = session.controller_alive()
+        roles = self._roles()
+        predicted = theory.predicted_factor(roles, self.fabric, tables_before, flow_hash) if tables_before else None
+        raw = RawRun(
+            policy=self.policy, seed=self.seed, params=self.params, fabric=self.fabric, start_ns=start_ns,
+            end_ns=end_ns, iterations=tuple(self._with_first_bits(trace, after.flows, roles)), trace=trace,
+            series_t_ns=series_t_ns, series_depth=series_depth, flows=after.flows, flow_ranks=tuple(roles),
+            before=before, after=after, path_tables_before=tables_before,
+            path_tables_after=session.tables() if alive else {},
+            controller_events=session.events(since_ns=start_ns) if alive else (),
+            controller_alive=alive, switches_missing=session.switches_missing() if alive else (),
+            trace_lost=lost, cpu=shares, rank_jitter_us=self.lab.workload.jitter_us,
+            workload=self.lab.workload.describe(self.lab.fabric),
+            predicted={} if predicted is None else {"factor": predicted})
+        return Played(raw, reason or (None if alive else "the controller died"))
+
+    def _everybody(self, command: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+        return {rank.host: command for rank in self.job.ranks}
+
+    def _connect(self) -> Gathered:
+        """Creates all queue pairs and introduces them to each other."""
+        workload, job = self.lab.workload, self.job
+        lanes = range(workload.qps_per_connection)
+        outgoing = {rank.index: [c for c, channel in enumerate(job.channels) if channel.source == rank.index]
+                    for rank in job.ranks}
+        incoming = {rank.index: [c for c, channel in enumerate(job.channels) if channel.target == rank.index]
+                    for rank in job.ranks}
+        gathered = self.session.ranks.call({rank.host: {
+            "op": "setup", "rank": rank.index, "agent": workload.agent, "arguments": workload.arguments(job, rank),
+            "incoming": [[self.ports[c, lane, 1] for lane in lanes] for c in incoming[rank.index]],
+            "outgoing": [[self.ports[c, lane, 0] for lane in lanes] for c in outgoing[rank.index]],
+            "window_bytes": workload.window_bytes, "timeout_ns": self.fabric.clock.lab_ns(workload.timeout_us),
+            "retry_count": workload.retry_count,
+        } for rank in job.ranks}, _SETUP_TIMEOUT_S, self.session.trouble)
+        if gathered.reason is not None:
+            return gathered
+        known = {rank.index: gathered.replies[rank.host] for rank in job.ranks}
+
+        def end(c: int, at_target: bool) -> list[dict[str, Any]]:
+            """The queue pairs of one end of a channel, as the other end must know them."""
+            rank = job.channels[c].target if at_target else job.channels[c].source
+            side, mine = ("incoming", incoming) if at_target else ("outgoing", outgoing)
+            return [{**qp, "ip": known[rank]["ip"]} for qp in known[rank][side][mine[rank].index(c)]]
+
+        return self.session.ranks.call({rank.host: {
+            "op": "connect",
+            "incoming": [end(c, at_target=False) for c in incoming[rank.index]],
+            "outgoing": [end(c, at_target=True) for c in outgoing[rank.index]],
+            "targets": [{key: known[job.channels[c].target][key] for key in ("addr", "rkey")}
+                        for c in outgoing[rank.index]],
+        } for rank in job.ranks}, _SETUP_TIMEOUT_S, self.session.trouble)
+
+    def _iterate(self, n: int) -> str | None:
+        """One iteration, recorded; why the run must end, if it must."""
+        session, workload, clock = self.session, self.lab.workload, self.fabric.clock
+        warmup = n < self.lab.warmup
+        self.observer.iteration_begins(n, warmup)
+        prepared = session.ranks.call(self._everybody({"op": "prepare", "iteration": n}), _SETUP_TIMEOUT_S,
+                                      session.trouble)
+        self._issued_ns.append(time.monotonic_ns())
+        lead_ns = int((_LEAD_S + _LEAD_RANK_S * len(self.job.ranks)) * 1e9)
+        start_ns = self._issued_ns[-1] + lead_ns + clock.lab_ns(workload.compute_us)
+        if prepared.reason is not None:
+            self._record(n, warmup, start_ns, prepared)
+            return prepared.reason
+        delays = jitters(self.job, self.seed, n, workload.jitter_us)
+        ideal_s = clock.lab_ns(self.lab.ideal_us + workload.jitter_us) / 1e9
+        gathered = session.ranks.call(
+            {rank.host: {"op": "run", "earliest_ns": start_ns + clock.lab_ns(delays[rank.index])}
+             for rank in self.job.ranks},
+            _PATIENCE * ideal_s + _PATIENCE_S, session.trouble)
+        iteration = self._record(n, warmup, start_ns, gathered)
+        ends = [rank.end_ns for rank in iteration.ranks if rank.end_ns is not None]
+        if gathered.reason is None:
+            self.observer.iteration_ended(n, warmup, clock.hardware_us(max(ends) - start_ns))
+        return gathered.reason
+
+    def _record(self, n: int, warmup: bool, start_ns: int, gathered: Gathered) -> RawIteration:
+        def outcome(rank: Rank) -> RawRank:
+            reply = gathered.replies.get(rank.host, {})
+            error = gathered.failures.get(rank.host)
+            if error is None and "end_ns" not in reply:
+                error = gathered.reason
+            return RawRank(rank.index, rank.host, rank.ring, None, reply.get("end_ns"), reply.get("wrong", 0), error)
+
+        self.iterations.append(RawIteration(n, warmup, start_ns, tuple(outcome(rank) for rank in self.job.ranks)))
+        return self.iterations[-1]
+
+    def _wait_quiet(self) -> None:
+        """Until nothing is queued, on a link or in a switch; what is still there later, the verdict will show."""
+        deadline = time.monotonic() + _QUIET_TIMEOUT_S
+        while frames_in_flight(self.session.telemetry.snapshot()) and time.monotonic() < deadline:
+            if self.session.trouble() is not None:
+                return
+            time.sleep(_QUIET_POLL_S)
+
+    def _roles(self) -> list[FlowRole]:
+        """Who sends data on which flow."""
+        def ip(rank: int) -> int:
+            return int.from_bytes(socket.inet_aton(self.fabric.host(self.job.ranks[rank].host).ip), "big")
+
+        return [FlowRole(ip(channel.source), ip(channel.target), self.ports[c, lane, 0], ROCE_PORT, UDP,
+                         channel.source, channel.target, channel.ring)
+                for c, channel in enumerate(self.job.channels) for lane in range(self.lab.workload.qps_per_connection)]
+
+    def _with_first_bits(self, trace: npt.NDArray[Any], flows: npt.NDArray[Any],
+                         roles: list[FlowRole]) -> list[RawIteration]:
+        """The iterations, with the moment at which each rank's first data bit went on the wire, from the trace."""
+        begin_ns, sender = _first_hops(trace, flows, roles, self.fabric)
+        bounds = [*self._issued_ns, np.iinfo(np.int64).max]
+        completed = []
+        for position, iteration in enumerate(self.iterations):
+            within = (begin_ns >= bounds[position]) & (begin_ns < bounds[position + 1])
+            first = {rank: int(begin_ns[within & (sender == rank)].min())
+                     for rank in np.unique(sender[within]).tolist()}
+            completed.append(dataclasses.replace(iteration, ranks=tuple(
+                dataclasses.replace(rank, first_tx_ns=first.get(rank.rank)) for rank in iteration.ranks)))
+        return completed
+
+
+def _with_hash_seeds(fabric: Fabric, tables: Mapping[str, Any]) -> Fabric:
+    """The fabric as it is for this run: the controller gives the switches other hash seeds with every seed."""
+    return dataclasses.replace(fabric, switches=tuple(
+        dataclasses.replace(switch, hash_seed=tables[switch.name]["seed"]) if switch.name in tables else switch
+        for switch in fabric.switches))
+
+
+def _first_hops(trace: npt.NDArray[Any], flows: npt.NDArray[Any], roles: list[FlowRole],
+                fabric: Fabric) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Data frames as they left their NICs: when their first bit did, and which rank sent them."""
+    rank_of = {role.key: role.rank for role in roles}
+    names = ("src_ip", "dst_ip", "src_port", "dst_port", "protocol")
+    keys = zip(*(flows[name].tolist() for name in names), strict=True)
+    sender_of_flow = np.array([rank_of.get(key, -1) for key in keys] or [-1], dtype=np.int64)
+    rates_bps = np.array([port.rate_bps for port in fabric.ports])
+    hops = trace[(trace["kind"] == TraceKind.HOP) & (trace["port"] < len(fabric.hosts))]
+    hops = hops[hops["flow"] < len(flows)]
+    sender = sender_of_flow[hops["flow"]]
+    hops, sender = hops[sender >= 0], sender[sender >= 0]
+    bits = (hops["bytes"].astype(np.float64) + WIRE_OVERHEAD_BYTES) * 8
+    return hops["t_ns"] - (bits * 1e9 / rates_bps[hops["port"]]).astype(np.int64), sender

@@ -1,0 +1,96 @@
+"""What is recorded while a run plays: the trace and the queue series, drained in time, and how busy the machine was."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from topologies.fabricd.telemetry import TRACE_DTYPE, Telemetry
+
+_DRAIN_S = 0.1
+_PROC_STAT = Path("/proc/stat")
+
+
+class Recorder:
+    """A thread that empties fabricd's two rings before they wrap around, and keeps what came since `begin`.
+
+    Nobody else may drain them.
+    """
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._trace: list[npt.NDArray[Any]] = []
+        self._times: list[npt.NDArray[np.int64]] = []
+        self._depths: list[npt.NDArray[np.uint32]] = []
+        self._lost_before = 0
+        self._keep = False
+        self._thread = threading.Thread(target=self._drain_on_time, name="recorder", daemon=True)
+        self._thread.start()
+
+    def _drain_on_time(self) -> None:
+        while not self._stop.wait(_DRAIN_S):
+            self._drain()
+
+    def _drain(self) -> None:
+        with self._lock:
+            trace = self._telemetry.drain_trace()
+            times, depths = self._telemetry.drain_series()
+            if self._keep and len(trace):
+                self._trace.append(trace)
+            if self._keep and len(times):
+                self._times.append(times)
+                self._depths.append(depths)
+
+    def begin(self) -> None:
+        """A run begins: what was recorded so far is of no interest."""
+        self._drain()
+        with self._lock:
+            self._keep = True
+            self._lost_before = self._telemetry.trace_lost + self._telemetry.series_lost
+
+    def take(self) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.uint32], int]:
+        """Trace, series (times, depths) and number of lost records since `begin`; recording ends."""
+        self._drain()
+        with self._lock:
+            self._keep = False
+            trace = np.concatenate(self._trace) if self._trace else np.empty(0, TRACE_DTYPE)
+            times = np.concatenate(self._times) if self._times else np.empty(0, np.int64)
+            header = self._telemetry.header
+            shape = (0, int(header["ports"]), int(header["classes"]))
+            depths = np.concatenate(self._depths) if self._depths else np.empty(shape, np.uint32)
+            self._trace, self._times, self._depths = [], [], []
+            lost = self._telemetry.trace_lost + self._telemetry.series_lost - self._lost_before
+        return trace, times, depths, lost
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join()
+
+
+class CpuMeter:
+    """Shares of CPU time since `start`, of all processors together."""
+
+    def __init__(self) -> None:
+        self._begin = _cpu_ticks()
+
+    def start(self) -> None:
+        """The interval begins now."""
+        self._begin = _cpu_ticks()
+
+    def shares(self) -> dict[str, float]:
+        """`idle_share` and `steal_share`, 0..1."""
+        spent = _cpu_ticks() - self._begin
+        total = float(spent.sum()) or 1.0
+        return {"idle_share": float(spent[3] + spent[4]) / total, "steal_share": float(spent[7]) / total}
+
+
+def _cpu_ticks() -> npt.NDArray[np.int64]:
+    """user, nice, system, idle, iowait, irq, softirq, steal (proc(5)); guest time is part of user."""
+    return np.array(_PROC_STAT.read_text().splitlines()[0].split()[1:9], dtype=np.int64)

@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# Proves the installer and the lab on a machine of its own:  sudo tests/vm/run.sh [SUITE...]     (make vm-test)
+#
+# For each Debian suite (bookworm if none is named) it boots a fresh image with Debian's full kernel under QEMU, puts the
+# checkout in and runs tests/vm/guest.sh there. The image is built once and kept in build/vm/; every run starts from
+# its pristine state. Results: results/vm/SUITE/ (console.log, summary.tsv, a log for each step, what the lab wrote).
+#
+# Uses KVM where it works and QEMU's own processor emulation (about 20 times slower) elsewhere.
+# VM_MINUTES=60 is when the guest is given up; VM_ACCELERATOR=tcg or kvm decides for it.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+minutes="${VM_MINUTES:-60}"
+guest=''   # QEMU's process id
+scratch=''
+
+# shellcheck disable=SC2317  # called by the trap
+clean_up() {
+    if [[ -n "$guest" ]] && kill "$guest" 2>/dev/null; then wait "$guest" 2>/dev/null || true; fi
+    [[ -z "$scratch" ]] || rm -rf "$scratch"
+}
+trap clean_up EXIT
+trap 'echo "interrupted: the guest is stopped and its disk removed." >&2; exit 130' INT TERM
+
+[[ $EUID -eq 0 ]] || { echo 'error: building the image needs root.' >&2; echo '  do: sudo make vm-test' >&2; exit 1; }
+
+# KVM can be there and unusable (nested, or no permission): only a machine that starts with it tells.
+accelerator() {
+    if [[ -n "${VM_ACCELERATOR:-}" ]]; then
+        echo "$VM_ACCELERATOR"
+    elif [[ -w /dev/kvm ]] && grep -qE '\b(vmx|svm)\b' /proc/cpuinfo &&
+        echo quit | timeout 20 qemu-system-x86_64 -accel kvm -display none -monitor stdio >/dev/null 2>&1; then
+        echo kvm
+    else
+        echo tcg
+    fi
+}
+
+boot() {  # boot SUITE RESULTS
+    local image="build/vm/$1" results="$2" kind deadline console="$2/console.log"
+    kind="$(accelerator)"
+    scratch="$(mktemp -d build/vm/run.XXXXXX)"
+    qemu-img create -q -f qcow2 -F raw -b "$PWD/$image/disk.img" "$scratch/disk.qcow2"
+    # Everything that git knows or would: the working tree as it is, without what was built or installed in it.
+    git ls-files -co --exclude-standard -z | tar --null --ignore-failed-read -T - -cf "$scratch/checkout.tar"
+    truncate -s 512M "$scratch/results.tar"
+    echo "$1: booting ($kind), console in $console"
+    # shellcheck disable=SC2054  # the commas are QEMU's
+    local options=(-accel "$kind" -smp 2 -m 4096 -display none -no-reboot -serial "file:$console"
+        -kernel "$image/vmlinuz" -initrd "$image/initrd.img"
+        -append 'root=/dev/vda rw console=ttyS0 net.ifnames=0 quiet systemd.show_status=0 panic=-1'
+        -drive "file=$scratch/disk.qcow2,if=virtio,format=qcow2,cache=unsafe"
+        -drive "file=$scratch/checkout.tar,if=virtio,format=raw,readonly=on"
+        -drive "file=$scratch/results.tar,if=virtio,format=raw,cache=unsafe"
+        -nic user,model=virtio-net-pci -device virtio-rng-pci)
+    [[ $kind == kvm ]] && options+=(-cpu host) || options+=(-cpu max)
+    : >"$console"
+    qemu-system-x86_64 "${options[@]}" </dev/null 2>"$results/qemu.log" &
+    guest=$!
+    deadline=$((SECONDS + minutes * 60))
+    tail -n +1 -f --pid="$guest" "$console" | grep --line-buffered -a '^vm-test: ' &
+    local follower=$!
+    while kill -0 "$guest" 2>/dev/null; do
+        if [[ $SECONDS -gt $deadline ]]; then
+            echo "error: the guest is not done after $minutes minutes" >&2
+            kill "$guest"
+        fi
+        sleep 1
+    done
+    wait "$guest" 2>/dev/null || true
+    guest=''
+    wait "$follower" || true
+    tar -xf "$scratch/results.tar" -C "$results" 2>/dev/null || true
+    rm -rf "$scratch"
+    scratch=''
+}
+
+failed=0
+for suite in "${@:-bookworm}"; do
+    results="results/vm/$suite"
+    stamp="$(sha256sum tests/vm/image.sh | cut -d' ' -f1)"
+    if [[ "$(cat "build/vm/$suite/stamp" 2>/dev/null || true)" != "$stamp" ]]; then
+        nice tests/vm/image.sh "$suite" "build/vm/$suite"
+        echo "$stamp" >"build/vm/$suite/stamp"
+    fi
+    rm -rf "$results"
+    mkdir -p "$results"
+    boot "$suite" "$results"
+    if [[ ! -s "$results/summary.tsv" ]]; then
+        tail -n 20 "$results/console.log" "$results/qemu.log" >&2
+        echo "error: $suite: the guest brought no results back" >&2
+        failed=1
+    elif grep -q 'failed' "$results/summary.tsv"; then
+        grep 'failed' "$results/summary.tsv" >&2
+        echo "error: $suite: see $results/" >&2
+        failed=1
+    else
+        echo "$suite: all steps passed; logs in $results/"
+    fi
+done
+exit "$failed"

@@ -1,0 +1,191 @@
+"""FabricSpec: what a fabric is, in hardware units; validated once, frozen from then on."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from topologies.errors import LabError, nearest, unknown_name
+from topologies.shapes import SHAPES
+from topologies.units import LabClock
+
+AUTO: Literal["auto"] = "auto"
+
+# key: (smallest, largest, unit).  The metadata in the MACs has eight bits for a switch's port, and the names of
+# Linux interfaces have 15 characters: hence the limits of the counts.
+LIMITS: Mapping[str, tuple[float, float, str]] = {
+    "leaves": (1, 64, ""),
+    "spines": (1, 64, ""),
+    "hosts_per_leaf": (1, 64, ""),
+    "link_gbps": (0.001, 10_000, "Gb/s"),
+    "uplink_gbps": (0.001, 10_000, "Gb/s"),
+    "link_delay_us": (0, 1_000_000, "us"),
+    "mtu_bytes": (256, 4096, "bytes"),
+    "buffer_kb": (1, 1_048_576, "KB of 1,024 bytes"),
+    "shared_buffer_kb": (0, 1_048_576, "KB of 1,024 bytes"),
+    "alpha": (0.001, 1024, ""),
+    "host_buffer_kb": (1, 1_048_576, "KB of 1,024 bytes"),
+    "flowlet_gap_us": (0.001, 1_000_000, "us"),
+    "hash_seed": (0, 65_535, ""),
+    "slowdown": (1, 10_000_000, ""),
+}
+MTUS_BYTES = (256, 512, 1024, 2048, 4096)  # the path MTUs that RoCE knows
+MAX_HOSTS = 1024
+
+# Where somebody coming from another tool looks first; difflib would not find these.
+_ALIASES = {"mtu": "mtu_bytes", "buffer": "buffer_kb", "bw": "link_gbps", "bandwidth": "link_gbps", "rate": "link_gbps",
+            "delay": "link_delay_us", "latency": "link_delay_us", "hosts": "hosts_per_leaf", "seed": "hash_seed"}
+
+
+@dataclass(frozen=True)
+class FabricSpec:
+    """A fabric of identical links.
+
+    shape: a key of `topologies.shapes.SHAPES`.
+    link_gbps: rate of a host's link; uplink_gbps: of a link between switches (None: the same).
+    link_delay_us: propagation, each direction of each link.
+    mtu_bytes: RoCE path MTU (payload of a packet).
+    buffer_kb: egress buffer of each switch port; host_buffer_kb: of each NIC.
+    shared_buffer_kb: a pool for each switch, in which a queue may hold `alpha` times what is free; 0: none.
+    flowlet_gap_us: a pause longer than this begins a new flowlet (SAI's ARS default is 256 us).
+    hash_seed: every switch derives its own seed from it.
+    slowdown: lab time over hardware time, or "auto": the smallest that the machine sustains (see `calibrate`).
+
+    Raises LabError for any value that is not possible, naming key, value and what is permitted.
+    """
+
+    shape: str = "leaf_spine"
+    leaves: int = 2
+    spines: int = 2
+    hosts_per_leaf: int = 2
+    link_gbps: float = 100.0
+    uplink_gbps: float | None = None
+    link_delay_us: float = 0.5
+    mtu_bytes: int = 4096
+    buffer_kb: float = 2048.0
+    shared_buffer_kb: float = 0.0
+    alpha: float = 1.0
+    host_buffer_kb: float = 1024.0
+    flowlet_gap_us: float = 256.0
+    hash_seed: int = 1
+    slowdown: float | Literal["auto"] = AUTO
+
+    def __post_init__(self) -> None:
+        if self.shape not in SHAPES:
+            raise unknown_name("shape", str(self.shape), SHAPES)
+        for key in LIMITS:
+            value = getattr(self, key)
+            if (key == "uplink_gbps" and value is None) or (key == "slowdown" and value == AUTO):
+                continue
+            _check_number(key, value, integer=_is_integer(key))
+            if not _is_integer(key):
+                object.__setattr__(self, key, float(value))
+        if self.mtu_bytes not in MTUS_BYTES:
+            raise LabError(f"mtu_bytes={self.mtu_bytes}: RoCE has no such path MTU",
+                           f"one of {', '.join(map(str, MTUS_BYTES))}")
+        if self.hosts > MAX_HOSTS:
+            raise LabError(f"leaves={self.leaves} with hosts_per_leaf={self.hosts_per_leaf} are {self.hosts} hosts",
+                           f"at most {MAX_HOSTS}")
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of the whole fabric."""
+        return self.leaves * self.hosts_per_leaf
+
+    @property
+    def uplink_rate_gbps(self) -> float:
+        """Rate of a link between switches, in Gb/s of hardware."""
+        return self.link_gbps if self.uplink_gbps is None else self.uplink_gbps
+
+    @property
+    def clock(self) -> LabClock:
+        """The converter to lab time.  Raises LabError while `slowdown` is still "auto"."""
+        if isinstance(self.slowdown, str):
+            raise LabError("slowdown is still 'auto'", "replace it by a number first: calibrate.resolve(spec)")
+        return LabClock(self.slowdown)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> FabricSpec:
+        """A spec from plain values, e.g. out of JSON.  Raises LabError for a key that it does not know."""
+        for key in values:
+            _check_key(key)
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plain values, for JSON; `from_dict` turns them back."""
+        return dataclasses.asdict(self)
+
+    def replace(self, **values: Any) -> FabricSpec:
+        """A copy with some values changed, and everything checked again."""
+        for key in values:
+            _check_key(key)
+        return dataclasses.replace(self, **values)
+
+    def with_overrides(self, settings: Iterable[str]) -> FabricSpec:
+        """A copy with "key=value" strings applied, as given to `--set`."""
+        values = dict(_parse_setting(setting) for setting in settings)
+        return dataclasses.replace(self, **values)
+
+
+KEYS = tuple(field.name for field in dataclasses.fields(FabricSpec))
+
+
+def _is_integer(key: str) -> bool:
+    return key in ("leaves", "spines", "hosts_per_leaf", "mtu_bytes", "hash_seed")
+
+
+def _permitted(key: str) -> str:
+    low, high, unit = LIMITS[key]
+    text = f"{low:,g} to {high:,g}" if high < 1e6 else f"{low:,g} to {high:,.0f}"
+    text += f" {unit}" if unit else ""
+    return text + (", or auto" if key == "slowdown" else "")
+
+
+def _check_number(key: str, value: object, *, integer: bool) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise LabError(f"{key}={value!r} is not a number", f"{key} takes {_permitted(key)}")
+    if integer and not isinstance(value, int):
+        raise LabError(f"{key}={value!r} is not a whole number", f"{key} takes {_permitted(key)}")
+    low, high, _unit = LIMITS[key]
+    if not low <= value <= high:
+        raise LabError(f"{key}={value:g} is out of range", f"{key} takes {_permitted(key)}")
+
+
+def _check_key(key: str) -> None:
+    if key in KEYS:
+        return
+    guess = _ALIASES.get(key.lower()) or nearest(key, KEYS)
+    raise LabError(f"unknown key {key!r} of a fabric",
+                   f"did you mean {guess}?" if guess else f"one of: {', '.join(KEYS)}")
+
+
+def _parse_setting(setting: str) -> tuple[str, Any]:
+    key, equals, text = (part.strip() for part in setting.partition("="))
+    if not equals or not key or not text:
+        raise LabError(f"{setting!r} is not a setting", "write key=value, for example buffer_kb=64")
+    _check_key(key)
+    if key == "shape" or (key == "slowdown" and text == AUTO):
+        return key, text
+    if key == "uplink_gbps" and text.lower() == "none":
+        return key, None
+    try:
+        return key, int(text) if _is_integer(key) else float(text)
+    except ValueError:
+        raise LabError(f"{key}={text}: {text!r} is not a {'whole ' if _is_integer(key) else ''}number",
+                       _number_remedy(key, text)) from None
+
+
+def _number_remedy(key: str, text: str) -> str:
+    """What to write instead of a number with a unit behind it ("64kb", "100G"), or with digits grouped ("1,000")."""
+    grouped = text.replace(",", "").replace("_", "")
+    if re.fullmatch(r"-?\d+(\.\d+)?", grouped):
+        return f"write {key}={grouped}"
+    number = re.match(r"-?\d+(\.\d+)?", text)
+    unit = LIMITS[key][2]
+    if number and unit:
+        return f"the unit is in the name of the key ({unit}): write only the number, for example {key}={number[0]}"
+    return f"{key} takes {_permitted(key)}"

@@ -48,6 +48,7 @@ class TraceKind(IntEnum):
     REORDER = lib.TRACE_REORDER
     QP_ERROR = lib.TRACE_QP_ERROR
     MESSAGE = lib.TRACE_MESSAGE
+    RATE = lib.TRACE_RATE
 
 
 class RetransmitReason(IntEnum):

@@ -138,7 +138,7 @@ class Region:
 
     def __init__(self, nic: HarnessNic, length: int, access: int = ALL_ACCESS, pd: int | None = None) -> None:
         self.pd = nic.control(lib.RNIC_ALLOC_PD)[0] if pd is None else pd
-        self.lkey, self.rkey, self.addr, offset = nic.control(lib.RNIC_REG_MR, self.pd, length, access)
+        self.lkey, self.rkey, self.addr, offset, *_ = nic.control(lib.RNIC_REG_MR, self.pd, length, access)
         self.array: NDArray[np.uint8] = np.frombuffer(nic.memory, np.uint8, length, offset)
 
 

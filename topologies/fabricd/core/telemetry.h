@@ -50,6 +50,8 @@ enum trace_kind {
 	TRACE_REORDER = 19,   /* responder: psn arrived, later than expected; arg = QP number */
 	TRACE_QP_ERROR = 20,  /* reason = work completion status; arg = QP number */
 	TRACE_MESSAGE = 21,   /* requester: message completed; wait_ns from first bit to last ACK; bytes; arg = QP number */
+	TRACE_RATE = 22,      /* requester's rate changed; reason = dcqcn_change; wait_ns = the new rate in bit/s, bytes =
+	                         alpha in millionths; arg = QP number.  t_ns may lie before records already written */
 };
 
 enum retransmit_reason { RETRANSMIT_NAK = 1, RETRANSMIT_TIMEOUT = 2, RETRANSMIT_RNR = 3 };
@@ -127,7 +129,7 @@ struct telemetry_nic {
 	uint64_t acks_sent, acks_received, naks_sent, naks_received, rnr_sent, rnr_received;
 	uint64_t retransmitted_packets, timeouts, out_of_order, duplicates;
 	uint64_t bad_icrc, bad_packets, no_qp, access_errors, qp_errors, cq_overruns;
-	uint64_t cnps_sent, cnps_received;
+	uint64_t np_ecn_marked_roce_packets, np_cnp_sent, rp_cnp_handled, rp_cnp_ignored; /* as mlx5 names them */
 };
 
 /* A series row is an int64_t time followed by uint32_t depth_bytes[ports][classes], padded to 8 bytes. */

@@ -14,8 +14,8 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 HEADERS = [
-    "core/telemetry.h", "core/control.h", "core/frame.h", "core/fabric.h", "core/verbs.h", "core/dcqcn.h", "core/rnic.h",
-    "io/fabricd.h",
+    "core/telemetry.h", "core/control.h", "core/frame.h", "core/fabric.h", "core/verbs.h", "core/dcqcn.h",
+    "core/rnic.h", "io/fabricd.h",
 ]  # fmt: skip
 WARNINGS = ["-Wall", "-Wextra", "-Werror"] if os.environ.get("STRAGGLER_DEV") else []
 

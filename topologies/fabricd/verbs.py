@@ -24,6 +24,7 @@ import mmap
 import os
 import select
 import time
+from collections.abc import Mapping
 from enum import IntEnum, IntFlag
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from topologies.errors import LabError
 from topologies.fabric import FABRICD_SOCKET
 from topologies.fabricd._core import ffi, lib
 from topologies.fabricd.client import FabricdClient
+from topologies.fabricd.verbs_service import OPERATIONS
 
 PSN_MASK = 0xFFFFFF
 POLL_BATCH = 64
@@ -181,6 +183,7 @@ class ProtectionDomain:
         min_rnr_timer: int = 12,
         ack_every: int = 0,
         path_mtu: int = 0,
+        dscp: int = 0,
         psn: int | None = None,
         sq_sig_all: bool = True,
     ) -> QueuePair:
@@ -190,12 +193,13 @@ class ProtectionDomain:
         (0: any). ``timeout_ns``: retransmission timeout (0: never). ``retry_count``, ``rnr_retry``: 0..7, the latter 7:
         for ever. ``min_rnr_timer``: code 0..31 of the time that a peer waits when no receive request is posted here
         (hardware time; 12: 0.64 ms). ``ack_every``: ask for an ACK that often (0: every 16 packets). ``path_mtu``:
-        payload bytes a packet (0: the NIC's). ``psn``: of the first packet sent (None: from the number).
+        payload bytes a packet, ``dscp``: of its packets (0: the NIC's). ``psn``: of the first packet sent (None: from
+        the number).
         """
         reply = self.context.call(
             "create_qp", pd=self.handle, send_cq=send_cq.handle, recv_cq=recv_cq.handle, sq_sig_all=int(sq_sig_all)
         )
-        to_rtr = {"path_mtu": path_mtu, "min_rnr_timer": min_rnr_timer, "src_port": src_port}
+        to_rtr = {"path_mtu": path_mtu, "min_rnr_timer": min_rnr_timer, "src_port": src_port, "dscp": dscp}
         to_rts = {
             "timeout_ns": timeout_ns, "retry_count": retry_count, "rnr_retry": rnr_retry,
             "window_bytes": window_bytes, "ack_every": ack_every,
@@ -320,9 +324,20 @@ class QueuePair:
         self.context.call("modify_qp", qp_num=self.qp_num, state=state.name, **attributes)
 
     def query(self) -> dict[str, Any]:
-        """``state`` (QpState), ``sq_psn`` and ``rq_psn`` (next ones), ``unacknowledged_bytes``."""
+        """``state`` (QpState), ``sq_psn`` and ``rq_psn`` (next ones), ``unacknowledged_bytes``; and of congestion
+        control ``rate_bps``, ``target_rate_bps`` (lab bits/s on the wire) and ``alpha`` (without: line rate and 0).
+        """
         reply = self.context.call("query_qp", qp_num=self.qp_num)
-        return {**reply, "state": QpState(reply["state"])}
+        rate, target, alpha = (reply.pop(name) for name in ("rate", "target_rate", "alpha"))
+        return {
+            **reply, "state": QpState(reply["state"]), "rate_bps": rate / lib.CONTROL_RATE_UNITS,
+            "target_rate_bps": target / lib.CONTROL_RATE_UNITS, "alpha": alpha / lib.CONTROL_FRACTION_UNITS,
+        }  # fmt: skip
+
+    def set_dcqcn(self, parameters: Mapping[str, int] | None) -> None:
+        """Congestion control as ``Dcqcn.to_lab`` says, from full rate on; None: none. Both ends need it, to notify."""
+        off = dict.fromkeys(OPERATIONS["set_dcqcn"].arguments[2:], 0)
+        self.context.call("set_dcqcn", qp_num=self.qp_num, on=int(parameters is not None), **(parameters or off))
 
     def post_write(
         self,

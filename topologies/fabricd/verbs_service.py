@@ -67,7 +67,18 @@ OPERATIONS = {
     "create_qp": Operation(
         lib.RNIC_CREATE_QP, ("pd", "send_cq", "recv_cq", "sq_sig_all"), ("qp_num", "slot"), creates="qp_num"
     ),
-    "query_qp": Operation(lib.RNIC_QUERY_QP, ("qp_num",), ("state", "sq_psn", "rq_psn", "unacknowledged_bytes")),
+    "query_qp": Operation(
+        lib.RNIC_QUERY_QP, ("qp_num",),
+        ("state", "sq_psn", "rq_psn", "unacknowledged_bytes", "rate", "target_rate", "alpha"),
+    ),
+    "set_dcqcn": Operation(
+        lib.RNIC_SET_DCQCN,
+        (
+            "qp_num", "on", "max_rate", "min_rate", "ai_rate", "hai_rate", "first_rate", "g", "initial_alpha",
+            "min_dec_fac", "gd", "alpha_period_ns", "reduce_period_ns", "time_reset_ns", "byte_reset", "threshold",
+            "flags", "cnp_interval_ns",
+        ),
+    ),
     "destroy_qp": Operation(lib.RNIC_DESTROY_QP, ("qp_num",), destroys="qp_num"),
 }
 """Every operation but ``open_device`` (device) and ``modify_qp`` (qp_num, state and what MODIFY says)."""
@@ -75,7 +86,7 @@ OPERATIONS = {
 MODIFY = {
     "RESET": (lib.IBV_QPS_RESET, ()),
     "INIT": (lib.IBV_QPS_INIT, ("access",)),
-    "RTR": (lib.IBV_QPS_RTR, ("dest_ip", "dest_qp_num", "rq_psn", "path_mtu", "min_rnr_timer", "src_port")),
+    "RTR": (lib.IBV_QPS_RTR, ("dest_ip", "dest_qp_num", "rq_psn", "path_mtu", "min_rnr_timer", "src_port", "dscp")),
     "RTS": (lib.IBV_QPS_RTS, ("sq_psn", "timeout_ns", "retry_count", "rnr_retry", "window_bytes", "ack_every")),
     "ERR": (lib.IBV_QPS_ERR, ()),
 }

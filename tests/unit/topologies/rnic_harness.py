@@ -46,15 +46,15 @@ class HarnessHost:
 
 
 class TelemetryBlock:
-    """The telemetry of two NICs."""
+    """The telemetry of two NICs, or of ``nics``."""
 
-    def __init__(self) -> None:
+    def __init__(self, nics: int = 2) -> None:
         shape = ffi.new(
             "struct telemetry_shape *",
             {
-                "ports": 2,
+                "ports": nics,
                 "switches": 0,
-                "nics": 2,
+                "nics": nics,
                 "classes": 1,
                 "flows": 1,
                 "series_rows": 1,
@@ -76,8 +76,9 @@ class HarnessNic:
 
     def __init__(
         self, index: int, telemetry: TelemetryBlock, *, mtu: int = MTU, rate_bps: float = RATE_BPS,
-        path: Path | None = None,
+        path: Path | None = None, **config: int,
     ) -> None:  # fmt: skip
+        """``config``: more of ``struct rnic_config``."""
         self.index = index
         self.telemetry = telemetry
         self.host = HarnessHost(f"h{index}", f"10.0.0.{index + 1}")
@@ -91,11 +92,11 @@ class HarnessNic:
         self.shared = ffi.from_buffer(self.memory)
         self._state = binding.sparse_memory(lib.rnic_bytes())
         self.pointer = ffi.cast("struct rnic *", ffi.from_buffer(self._state))
-        config = {
+        values = {
             "index": index, "port": index, "ip": self.ip, "mtu_bytes": mtu, "dscp": 26, "mac": self.mac,
-            "gateway_mac": bytes([2, 0x53, 0, 0, 0, 1 - index]), "rate_bps": rate_bps, "arena_bytes": ARENA_BYTES,
+            "gateway_mac": bytes([2, 0x53, 0, 0, 0, index ^ 1]), "rate_bps": rate_bps, "arena_bytes": ARENA_BYTES, **config,
         }  # fmt: skip
-        assert lib.rnic_init(self.pointer, ffi.new("struct rnic_config *", config), self.shared, telemetry.pointer) == 0
+        assert lib.rnic_init(self.pointer, ffi.new("struct rnic_config *", values), self.shared, telemetry.pointer) == 0
 
     @property
     def count(self) -> Any:

@@ -7,11 +7,14 @@
  * and a tick may come up to one MTU time late before the wire falls idle.  Time in which it was idle is lost, as on
  * any wire: catching up would only build a queue.
  *
- * Order.  ACKs and NAKs go first; then queue pairs take turns, one packet each.
+ * Order.  CNPs go first, then ACKs and NAKs; then queue pairs take turns, one packet each.  A queue pair
+ * under congestion control waits for its own rate, too (rnic_congestion.c), and what belongs to a
+ * paused traffic class waits for the end of the pause.
  */
 #include "rnic_internal.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "icrc.h"
 
@@ -36,8 +39,22 @@ size_t rnic_shared_bytes(uint64_t arena_bytes)
 static int valid(const struct rnic_config *config)
 {
 	return config->mtu_bytes >= RNIC_MIN_MTU && config->mtu_bytes <= RNIC_MAX_MTU && config->mtu_bytes % 4 == 0 &&
-	       config->dscp < 64 && config->rate_bps > 0 && config->slowdown >= 0 && config->arena_bytes > 0 &&
+	       config->dscp < 64 && config->ack_dscp < 64 && config->cnp_dscp < 64 && config->rate_bps > 0 && config->slowdown >= 0 && config->arena_bytes > 0 &&
 	       config->arena_bytes % VERBS_PAGE_BYTES == 0 && config->arena_bytes <= 1ull << 36;
+}
+
+static int set_classes(struct rnic *nic, const uint8_t *dscp_class)
+{
+	if (!dscp_class) {
+		nic->dscp_class[26] = 3;
+		nic->dscp_class[RNIC_CNP_DSCP] = 6;
+		return 1;
+	}
+	for (uint32_t i = 0; i < 64; i++)
+		if (dscp_class[i] >= MAX_CLASSES)
+			return 0;
+	memcpy(nic->dscp_class, dscp_class, sizeof nic->dscp_class);
+	return 1;
 }
 
 static void lay_out(struct rnic *nic, void *shared)
@@ -67,7 +84,7 @@ static void lay_out(struct rnic *nic, void *shared)
 
 int rnic_init(struct rnic *nic, const struct rnic_config *config, void *shared, struct telemetry *telemetry)
 {
-	if (!valid(config))
+	if (!valid(config) || !set_classes(nic, config->dscp_class))
 		return -EINVAL;
 	nic->config = *config;
 	nic->telemetry = telemetry;
@@ -87,11 +104,11 @@ struct rnic_qp *rnic_find_qp(struct rnic *nic, uint32_t qp_num)
 	return qp->used && qp->qp_num == qp_num ? qp : NULL;
 }
 
-void rnic_trace(struct rnic *nic, const struct rnic_qp *qp, uint8_t kind, uint8_t reason, uint64_t psn, uint32_t bytes,
-                int64_t wait_ns)
+void rnic_trace_at(struct rnic *nic, const struct rnic_qp *qp, int64_t t_ns, uint8_t kind, uint8_t reason, uint64_t psn,
+                   uint32_t bytes, int64_t wait_ns)
 {
 	struct trace_record record = {
-		.t_ns = nic->now_ns,
+		.t_ns = t_ns,
 		.wait_ns = wait_ns,
 		.flow = UINT32_MAX, /* the reader finds it by port and queue pair */
 		.psn = (uint32_t)psn & PSN_MASK,
@@ -103,6 +120,12 @@ void rnic_trace(struct rnic *nic, const struct rnic_qp *qp, uint8_t kind, uint8_
 	};
 
 	telemetry_trace(nic->telemetry, &record);
+}
+
+void rnic_trace(struct rnic *nic, const struct rnic_qp *qp, uint8_t kind, uint8_t reason, uint64_t psn, uint32_t bytes,
+                int64_t wait_ns)
+{
+	rnic_trace_at(nic, qp, nic->now_ns, kind, reason, psn, bytes, wait_ns);
 }
 
 static void notify(struct rnic *nic, struct verbs_completion_queue *ring)
@@ -234,9 +257,12 @@ static void run_timers(struct rnic *nic)
 			qp->deadline_ns = NEVER;
 			requester_timeout(nic, qp);
 		}
-		if (qp->state != IBV_QPS_RTS)
-			continue;
-		int64_t next_ns = qp->wake_ns < qp->deadline_ns ? qp->wake_ns : qp->deadline_ns;
+		congestion_timer(nic, qp);
+		int64_t next_ns = qp->cnp_due_ns;
+		if (qp->state == IBV_QPS_RTS && qp->wake_ns < next_ns)
+			next_ns = qp->wake_ns;
+		if (qp->state == IBV_QPS_RTS && qp->deadline_ns < next_ns)
+			next_ns = qp->deadline_ns;
 		if (next_ns != NEVER)
 			rnic_timer(nic, qp, next_ns);
 	}
@@ -266,12 +292,18 @@ static uint32_t next_in_turn(uint64_t set, uint32_t last)
 /* Which queue pairs may send, and what goes first, is decided here and nowhere else. */
 static uint32_t next_frame(struct rnic *nic, int64_t start_ns)
 {
-	if (nic->replying) {
-		nic->last_replier = next_in_turn(nic->replying, nic->last_replier);
+	uint64_t set;
+
+	if (nic->notifying && !nic->cnp_paused) {
+		nic->last_notifier = next_in_turn(nic->notifying, nic->last_notifier);
+		return congestion_reply(nic, &nic->qp[nic->last_notifier], start_ns);
+	}
+	if ((set = nic->replying & ~nic->ack_paused)) {
+		nic->last_replier = next_in_turn(set, nic->last_replier);
 		return responder_reply(nic, &nic->qp[nic->last_replier]);
 	}
-	while (nic->ready) {
-		nic->last_sender = next_in_turn(nic->ready, nic->last_sender);
+	while ((set = nic->ready & ~nic->data_paused)) {
+		nic->last_sender = next_in_turn(set, nic->last_sender);
 		uint32_t len = requester_next(nic, &nic->qp[nic->last_sender], start_ns);
 		if (len)
 			return len;
@@ -286,7 +318,7 @@ void rnic_advance(struct rnic *nic, int64_t now_ns, rnic_emit emit, void *ctx)
 		take_doorbells(nic);
 	if (now_ns >= nic->next_timer_ns)
 		run_timers(nic);
-	while ((nic->replying | nic->ready) && nic->tx_free_ns <= now_ns + nic->mtu_time_ns) {
+	while ((nic->notifying | nic->replying | nic->ready) && nic->tx_free_ns <= now_ns + nic->mtu_time_ns) {
 		int64_t start_ns = nic->tx_free_ns > now_ns ? nic->tx_free_ns : now_ns;
 		uint32_t len = next_frame(nic, start_ns);
 		if (!len)
@@ -320,10 +352,15 @@ void rnic_rx(struct rnic *nic, const uint8_t *frame, uint32_t len, int64_t now_n
 		nic->count->no_qp++;
 		return;
 	}
-	if (packet.opcode == RC_ACKNOWLEDGE)
+	if (packet.opcode == CNP_OPCODE) {
+		congestion_notified(nic, qp);
+	} else if (packet.opcode == RC_ACKNOWLEDGE) {
 		requester_acknowledge(nic, qp, &packet);
-	else
+	} else {
+		if (packet.congested)
+			congestion_marked(nic, qp);
 		responder_request(nic, qp, &packet);
+	}
 }
 
 int rnic_event_pending(struct rnic *nic)

@@ -4,7 +4,8 @@
  * It posts and receives real frames (Ethernet, IPv4, UDP 4791, BTH, ...) for up to 64 queue pairs
  * and does what the transport of a hardware NIC does: segmentation by path MTU, 24-bit PSNs,
  * coalesced ACKs, NAKs, go-back-N, retransmission timeout, retry counts, receiver not ready, checks of
- * keys, bounds and rights, round robin over queue pairs, pacing at line rate, wait-on-time.  Sources:
+ * keys, bounds and rights, round robin over queue pairs, pacing at line rate, wait-on-time, congestion
+ * control (DCQCN, dcqcn.h) and its notifications, pauses by traffic class.  Sources:
  * InfiniBand Architecture Specification 1.4, chapter 9 and annex A17; opcodes and syndromes as in
  * Linux's rxe_opcode.h and rxe_hdr.h.
  *
@@ -19,6 +20,7 @@
 #include <stdint.h>
 
 #include "control.h"
+#include "dcqcn.h"
 #include "telemetry.h"
 #include "verbs.h"
 
@@ -28,6 +30,7 @@
 #define RNIC_MAX_MTU 4096
 #define RNIC_FIRST_QP 0x11
 #define RNIC_UDP_PORT 4791
+#define RNIC_CNP_DSCP 48
 
 struct rnic;
 
@@ -36,7 +39,10 @@ struct rnic_config {
 	uint32_t port;           /* global number of its port: `port` in trace records */
 	uint32_t ip;             /* host byte order */
 	uint32_t mtu_bytes;      /* path MTU, payload bytes a packet: a multiple of 4, RNIC_MIN_MTU..RNIC_MAX_MTU */
-	uint32_t dscp;           /* 0..63 */
+	uint32_t dscp;           /* of data, 0..63 */
+	uint32_t ack_dscp;       /* of ACKs and NAKs, 0..63; 0: that of their queue pair's data */
+	uint32_t cnp_dscp;       /* 0..63; 0: RNIC_CNP_DSCP */
+	const uint8_t *dscp_class; /* [64] traffic classes below MAX_CLASSES, copied; NULL: 26 -> 3, 48 -> 6, others 0 */
 	uint8_t mac[6];
 	uint8_t gateway_mac[6];  /* of the next hop: every frame goes there */
 	double rate_bps;         /* lab bits/s on the wire, preamble and gap included */
@@ -61,6 +67,12 @@ void rnic_rx(struct rnic *nic, const uint8_t *frame, uint32_t len, int64_t now_n
 
 /* Take posted work, run timers, and emit what the wire has room for. */
 void rnic_advance(struct rnic *nic, int64_t now_ns, rnic_emit emit, void *ctx);
+
+/*
+ * The NIC's port is paused for the traffic classes in `class_mask` (bit = class): nothing of those classes
+ * is emitted until a call without them.  Cheap when nothing changes.
+ */
+void rnic_set_paused(struct rnic *nic, uint32_t class_mask);
 
 /* Operations: enum rnic_op.  Sets request->status and request->result. */
 void rnic_control(struct rnic *nic, struct control_request *request);

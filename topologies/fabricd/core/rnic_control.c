@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <string.h>
 
-#define MAX_TIMEOUT_NS 1000000000000000 /* eleven days; sums with the clock stay far from overflow */
 #define EPHEMERAL_PORTS 0xc000u
 
 static int in_range(int64_t value, int64_t low, int64_t high)
@@ -180,6 +179,7 @@ static void reset_qp(struct rnic *nic, struct rnic_qp *qp)
 	qp->expected = qp->msn = 0;
 	qp->in_message = qp->gap_reported = qp->ack_due = qp->nak_due = 0;
 	requester_start(qp, 0);
+	congestion_reset(nic, qp);
 	qp->ring->send_producer = qp->ring->recv_producer = qp->ring->send_consumer = qp->ring->recv_consumer = 0;
 	rnic_set_state(qp, IBV_QPS_RESET);
 }
@@ -202,6 +202,7 @@ static int create_qp(struct rnic *nic, const int64_t *arg, int64_t *result)
 	qp->send_cq = (uint32_t)arg[1];
 	qp->recv_cq = (uint32_t)arg[2];
 	qp->signal_all = arg[3] != 0;
+	qp->congestion_control = 0;
 	qp->ring->qp_num = qp->qp_num;
 	reset_qp(nic, qp);
 	result[0] = qp->qp_num;
@@ -229,7 +230,7 @@ static int to_rtr(struct rnic *nic, struct rnic_qp *qp, const int64_t *arg)
 
 	if (!in_range(arg[2], 0, UINT32_MAX) || !in_range(arg[3], 0, PSN_MASK) || !in_range(arg[4], 0, PSN_MASK) ||
 	    !in_range(mtu, RNIC_MIN_MTU, nic->config.mtu_bytes) || mtu % 4 || !in_range(arg[6], 0, 31) ||
-	    !in_range(arg[7], 0, 65535))
+	    !in_range(arg[7], 0, 65535) || !in_range(arg[8], 0, 63))
 		return -EINVAL;
 	qp->remote_ip = (uint32_t)arg[2];
 	qp->remote_qp = (uint32_t)arg[3];
@@ -238,7 +239,9 @@ static int to_rtr(struct rnic *nic, struct rnic_qp *qp, const int64_t *arg)
 	qp->rnr_code = (uint8_t)arg[6];
 	/* Fibonacci hashing spreads neighbouring queue pairs over the ephemeral ports. */
 	qp->src_port = arg[7] ? (uint16_t)arg[7] : (uint16_t)(EPHEMERAL_PORTS | qp->qp_num * 2654435769u >> 18);
+	qp->dscp = (uint8_t)(arg[8] ? arg[8] : nic->config.dscp);
 	packet_prepare(nic, qp);
+	congestion_classify(nic, qp);
 	rnic_set_state(qp, IBV_QPS_RTR);
 	return 0;
 }
@@ -284,7 +287,7 @@ static int modify_qp(struct rnic *nic, const int64_t *arg)
 
 static int query_qp(struct rnic *nic, int64_t qp_num, int64_t *result)
 {
-	const struct rnic_qp *qp = qp_argument(nic, qp_num);
+	struct rnic_qp *qp = qp_argument(nic, qp_num);
 
 	if (!qp)
 		return -ENOENT;
@@ -292,7 +295,15 @@ static int query_qp(struct rnic *nic, int64_t qp_num, int64_t *result)
 	result[1] = (int64_t)(qp->send_psn & PSN_MASK);
 	result[2] = (int64_t)(qp->expected & PSN_MASK);
 	result[3] = (int64_t)(qp->send_byte - qp->una_byte);
+	congestion_query(nic, qp, result + 4);
 	return 0;
+}
+
+static int set_dcqcn(struct rnic *nic, const int64_t *arg)
+{
+	struct rnic_qp *qp = qp_argument(nic, arg[0]);
+
+	return qp ? congestion_set(nic, qp, arg) : -ENOENT;
 }
 
 static int destroy_qp(struct rnic *nic, int64_t qp_num)
@@ -342,6 +353,9 @@ void rnic_control(struct rnic *nic, struct control_request *request)
 		break;
 	case RNIC_DESTROY_QP:
 		request->status = destroy_qp(nic, arg[0]);
+		break;
+	case RNIC_SET_DCQCN:
+		request->status = set_dcqcn(nic, arg);
 		break;
 	default:
 		request->status = -EINVAL;

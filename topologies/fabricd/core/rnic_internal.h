@@ -1,6 +1,6 @@
 /*
  * Inside the NIC: the state that rnic.c (scheduling, receiving), rnic_control.c (objects),
- * rnic_requester.c, rnic_responder.c and rnic_packet.c work on.  Nobody else includes this.
+ * rnic_requester.c, rnic_responder.c, rnic_congestion.c and rnic_packet.c work on.  Nobody else includes this.
  *
  * PSNs are kept as 64-bit counts whose low 24 bits go on the wire, so that "before" and "after" are
  * plain comparisons; a PSN that comes in is placed by its distance from the one that is awaited.
@@ -26,6 +26,7 @@
 #define RETH_BYTES 16u
 #define AETH_BYTES 4u
 #define IMMDT_BYTES 4u
+#define CNP_BYTES 16u      /* reserved, zero */
 #define FRAME_BYTES (HEADER_BYTES + RETH_BYTES + IMMDT_BYTES + RNIC_MAX_MTU + 3 + 4)
 
 enum bth_opcode {
@@ -36,6 +37,7 @@ enum bth_opcode {
 	RC_WRITE_ONLY = 0x0a,
 	RC_WRITE_ONLY_IMM = 0x0b,
 	RC_ACKNOWLEDGE = 0x11,
+	CNP_OPCODE = 0x81,
 };
 
 enum aeth_syndrome {
@@ -51,6 +53,7 @@ enum aeth_syndrome {
 struct rnic_packet {
 	uint8_t opcode;
 	uint8_t ack_request;
+	uint8_t congested;         /* ECN: congestion experienced */
 	uint8_t syndrome;          /* AETH */
 	uint32_t src_ip;
 	uint32_t dest_qp;
@@ -95,7 +98,8 @@ struct rnic_qp {
 
 	uint32_t remote_ip, remote_qp, mtu;
 	uint16_t src_port;
-	uint32_t ip_sum;           /* of the header template, length and checksum left out */
+	uint8_t dscp, tos, ack_tos;
+	uint32_t ip_sum;           /* of the header template, type of service, length and checksum left out */
 	uint8_t header[HEADER_BYTES];
 
 	/* Requester.  Requests: done <= cursor <= fetched; packets: una <= send_psn <= sent_end. */
@@ -122,6 +126,14 @@ struct rnic_qp {
 	uint32_t write_rkey;
 	uint64_t write_addr;
 	uint32_t write_left, write_length;
+
+	/* Congestion control: reaction point, notification point. */
+	uint8_t congestion_control;
+	uint8_t blocked;                     /* did not send for another reason than its rate */
+	struct dcqcn dcqcn;
+	int64_t cnp_interval_ns;
+	int64_t cnp_window_ns;               /* no CNP before */
+	int64_t cnp_due_ns;                  /* a packet was marked meanwhile, so one goes out then */
 };
 
 struct rnic {
@@ -136,9 +148,14 @@ struct rnic {
 	double ns_per_byte;
 	uint64_t ready;            /* queue pairs that may have a packet to send */
 	uint64_t replying;         /* ... that owe an ACK or a NAK */
-	uint64_t timed;            /* ... with a deadline or a wake-up */
+	uint64_t notifying;        /* ... that owe a CNP */
+	uint64_t timed;            /* ... with a deadline, a wake-up or a CNP to come */
+	uint64_t data_paused, ack_paused; /* ... whose data, whose ACKs the network does not want now */
+	uint32_t paused_classes;
+	int cnp_paused;
+	uint8_t dscp_class[64];
 	int64_t next_timer_ns;     /* no timer fires earlier */
-	uint32_t last_sender, last_replier; /* round robin */
+	uint32_t last_sender, last_replier, last_notifier; /* round robin */
 	int event;
 	uint8_t pd_used[RNIC_MAX_PDS];
 	struct rnic_mr mr[RNIC_MAX_MRS];
@@ -153,6 +170,9 @@ struct rnic_qp *rnic_find_qp(struct rnic *nic, uint32_t qp_num);
 void rnic_timer(struct rnic *nic, struct rnic_qp *qp, int64_t at_ns);
 void rnic_trace(struct rnic *nic, const struct rnic_qp *qp, uint8_t kind, uint8_t reason, uint64_t psn, uint32_t bytes,
                 int64_t wait_ns);
+/* The same for something that happened at `t_ns`. */
+void rnic_trace_at(struct rnic *nic, const struct rnic_qp *qp, int64_t t_ns, uint8_t kind, uint8_t reason, uint64_t psn,
+                   uint32_t bytes, int64_t wait_ns);
 void rnic_complete(struct rnic *nic, struct rnic_qp *qp, uint32_t cq, const struct verbs_wc *wc);
 void rnic_set_state(struct rnic_qp *qp, uint32_t state);
 /* To IBV_QPS_ERR, because of `status`: everything posted is flushed. */
@@ -176,11 +196,30 @@ void responder_request(struct rnic *nic, struct rnic_qp *qp, const struct rnic_p
 /* The next ACK or NAK that is due into nic->frame; its length. */
 uint32_t responder_reply(struct rnic *nic, struct rnic_qp *qp);
 
+/* rnic_congestion.c */
+#define MAX_TIMEOUT_NS 1000000000000000 /* eleven days; sums with the clock stay far from overflow */
+int congestion_set(struct rnic *nic, struct rnic_qp *qp, const int64_t *arg);
+void congestion_query(struct rnic *nic, struct rnic_qp *qp, int64_t *result);
+/* All that is known of the network is forgotten; parameters stay. */
+void congestion_reset(struct rnic *nic, struct rnic_qp *qp);
+/* Which of the NIC's masks of paused queue pairs it belongs to. */
+void congestion_classify(struct rnic *nic, struct rnic_qp *qp);
+/* A data packet arrived with congestion experienced. */
+void congestion_marked(struct rnic *nic, struct rnic_qp *qp);
+void congestion_notified(struct rnic *nic, struct rnic_qp *qp);
+/* The queue pair's CNP into nic->frame; its length. */
+uint32_t congestion_reply(struct rnic *nic, struct rnic_qp *qp, int64_t start_ns);
+void congestion_timer(struct rnic *nic, struct rnic_qp *qp);
+/* May a packet that goes out at `start_ns` be sent?  If not, *wake_ns says when to ask again. */
+int congestion_allows(struct rnic *nic, struct rnic_qp *qp, int64_t start_ns, int64_t *wake_ns);
+void congestion_sent(struct rnic *nic, struct rnic_qp *qp, uint32_t frame_bytes);
+
 /* rnic_packet.c */
 enum parse_result packet_parse(const struct rnic *nic, const uint8_t *frame, uint32_t len, struct rnic_packet *packet);
 void packet_prepare(const struct rnic *nic, struct rnic_qp *qp);
-/* Both return the frame's length. */
+/* All three return the frame's length. */
 uint32_t packet_write(struct rnic *nic, const struct rnic_qp *qp, const struct rnic_packet *packet, int solicited);
 uint32_t packet_ack(struct rnic *nic, const struct rnic_qp *qp, uint64_t psn, uint8_t syndrome);
+uint32_t packet_cnp(struct rnic *nic, const struct rnic_qp *qp);
 
 #endif

@@ -19,9 +19,11 @@
 #define IP_DONT_FRAGMENT 0x4000u
 #define IP_RESERVED_AND_DF 0xc000u /* what is left of the fragment field is MF and the offset */
 #define IP_ECT0 2u
+#define IP_CE 3u           /* the ECN field's mask, too */
 #define IP_TTL 64
 #define PROTOCOL_UDP 17
 #define BTH_MIGRATED 0x40u
+#define BTH_BECN 0x40u     /* in the byte before the queue pair's number */
 #define BTH_SOLICITED 0x80u
 #define BTH_DEFAULT_PKEY 0xffffu
 
@@ -101,6 +103,8 @@ static int extension_bytes(uint8_t opcode)
 		return IMMDT_BYTES;
 	case RC_ACKNOWLEDGE:
 		return AETH_BYTES;
+	case CNP_OPCODE:
+		return CNP_BYTES;
 	default:
 		return -1;
 	}
@@ -150,11 +154,14 @@ enum parse_result packet_parse(const struct rnic *nic, const uint8_t *frame, uin
 	if (extension < 0 || version != 0 || (get16(bth + 2) & 0x7fff) != (BTH_DEFAULT_PKEY & 0x7fff) ||
 	    behind < (uint32_t)extension + pad)
 		return PARSE_BAD_PACKET;
+	if (bth[0] == CNP_OPCODE && (behind != CNP_BYTES || !(bth[4] & BTH_BECN)))
+		return PARSE_BAD_PACKET;
 	memset(packet, 0, sizeof *packet);
 	packet->opcode = bth[0];
 	packet->src_ip = get32(ip + 12);
 	packet->dest_qp = get24(bth + 5);
 	packet->ack_request = bth[8] >> 7;
+	packet->congested = (ip[1] & IP_CE) == IP_CE;
 	packet->psn = get24(bth + 9);
 	packet->payload = bth + BTH_BYTES + extension;
 	packet->payload_bytes = behind - (uint32_t)extension - pad;
@@ -164,6 +171,7 @@ enum parse_result packet_parse(const struct rnic *nic, const uint8_t *frame, uin
 
 void packet_prepare(const struct rnic *nic, struct rnic_qp *qp)
 {
+	uint32_t ack_dscp = nic->config.ack_dscp ? nic->config.ack_dscp : qp->dscp;
 	uint8_t *ip = qp->header + IP_AT, *udp = qp->header + UDP_AT, *bth = qp->header + BTH_AT;
 
 	memset(qp->header, 0, sizeof qp->header);
@@ -171,7 +179,6 @@ void packet_prepare(const struct rnic *nic, struct rnic_qp *qp)
 	memcpy(qp->header + 6, nic->config.mac, 6);
 	put16(qp->header + 12, 0x0800);
 	ip[0] = 0x45;
-	ip[1] = (uint8_t)(nic->config.dscp << 2 | IP_ECT0);
 	put16(ip + 6, IP_DONT_FRAGMENT);
 	ip[8] = IP_TTL;
 	ip[9] = PROTOCOL_UDP;
@@ -182,21 +189,24 @@ void packet_prepare(const struct rnic *nic, struct rnic_qp *qp)
 	put16(bth + 2, BTH_DEFAULT_PKEY);
 	put24(bth + 5, qp->remote_qp);
 	qp->ip_sum = ip_words(ip);
+	qp->tos = (uint8_t)(qp->dscp << 2 | IP_ECT0);
+	qp->ack_tos = (uint8_t)(ack_dscp << 2 | IP_ECT0);
 }
 
 /* Headers up to and with the BTH; `behind` bytes will follow it, then the ICRC. */
-static uint8_t *begin_frame(struct rnic *nic, const struct rnic_qp *qp, uint8_t opcode, uint32_t flags, uint32_t psn,
-                            uint32_t behind)
+static uint8_t *begin_frame(struct rnic *nic, const struct rnic_qp *qp, uint8_t tos, uint8_t opcode, uint32_t flags,
+                            uint32_t psn, uint32_t behind)
 {
 	uint8_t *frame = nic->frame;
 	uint32_t ip_bytes = HEADER_BYTES - ETHERNET_BYTES + behind + ICRC_BYTES;
 
 	memcpy(frame, qp->header, HEADER_BYTES);
+	frame[IP_AT + 1] = tos;
 	put16(frame + IP_AT + 2, ip_bytes);
-	put16(frame + IP_AT + 10, ~fold(qp->ip_sum + ip_bytes));
+	put16(frame + IP_AT + 10, ~fold(qp->ip_sum + tos + ip_bytes));
 	put16(frame + UDP_AT + 4, ip_bytes - IP_BYTES);
 	frame[BTH_AT] = opcode;
-	frame[BTH_AT + 1] = (uint8_t)(BTH_MIGRATED | flags);
+	frame[BTH_AT + 1] = (uint8_t)flags;
 	put24(frame + BTH_AT + 9, psn);
 	return frame + HEADER_BYTES;
 }
@@ -215,7 +225,8 @@ uint32_t packet_write(struct rnic *nic, const struct rnic_qp *qp, const struct r
 {
 	uint32_t pad = -packet->payload_bytes & 3;
 	uint32_t behind = (uint32_t)extension_bytes(packet->opcode) + packet->payload_bytes + pad;
-	uint8_t *p = begin_frame(nic, qp, packet->opcode, pad << 4 | (solicited ? BTH_SOLICITED : 0), packet->psn, behind);
+	uint32_t flags = BTH_MIGRATED | pad << 4 | (solicited ? BTH_SOLICITED : 0);
+	uint8_t *p = begin_frame(nic, qp, qp->tos, packet->opcode, flags, packet->psn, behind);
 
 	nic->frame[BTH_AT + 8] = (uint8_t)(packet->ack_request << 7);
 	if (packet->opcode == RC_WRITE_FIRST || packet->opcode == RC_WRITE_ONLY || packet->opcode == RC_WRITE_ONLY_IMM) {
@@ -237,9 +248,20 @@ uint32_t packet_write(struct rnic *nic, const struct rnic_qp *qp, const struct r
 
 uint32_t packet_ack(struct rnic *nic, const struct rnic_qp *qp, uint64_t psn, uint8_t syndrome)
 {
-	uint8_t *p = begin_frame(nic, qp, RC_ACKNOWLEDGE, 0, (uint32_t)psn & PSN_MASK, AETH_BYTES);
+	uint8_t *p = begin_frame(nic, qp, qp->ack_tos, RC_ACKNOWLEDGE, BTH_MIGRATED, (uint32_t)psn & PSN_MASK, AETH_BYTES);
 
 	p[0] = syndrome;
 	put24(p + 1, qp->msn);
 	return end_frame(nic, p + AETH_BYTES);
+}
+
+/* RoCEv2 congestion notification (annex A17.9.3): BECN set, PSN 0, sixteen bytes of zeros; a switch never marks it. */
+uint32_t packet_cnp(struct rnic *nic, const struct rnic_qp *qp)
+{
+	uint32_t dscp = nic->config.cnp_dscp ? nic->config.cnp_dscp : RNIC_CNP_DSCP;
+	uint8_t *p = begin_frame(nic, qp, (uint8_t)(dscp << 2), CNP_OPCODE, 0, 0, CNP_BYTES);
+
+	nic->frame[BTH_AT + 4] = BTH_BECN;
+	memset(p, 0, CNP_BYTES);
+	return end_frame(nic, p + CNP_BYTES);
 }

@@ -9,7 +9,8 @@
  *
  * The retransmission timer runs while a packet that asked for an ACK is unanswered, and starts
  * afresh with every ACK that moves una.  A reason not to send (no request, window closed, waiting for a
- * time) takes the queue pair out of nic->ready; the event that ends the reason puts it back.
+ * time, or for the rate of congestion control) takes the queue pair out of nic->ready; the event that
+ * ends the reason puts it back.
  */
 #include "rnic_internal.h"
 
@@ -34,6 +35,7 @@ void requester_start(struct rnic_qp *qp, uint64_t first_psn)
 
 static uint32_t stop_sending(struct rnic *nic, struct rnic_qp *qp)
 {
+	qp->blocked = 1;
 	nic->ready &= ~(1ull << qp->slot);
 	return 0;
 }
@@ -43,6 +45,13 @@ static uint32_t sleep_until(struct rnic *nic, struct rnic_qp *qp, int64_t at_ns)
 	qp->wake_ns = at_ns;
 	rnic_timer(nic, qp, at_ns);
 	return stop_sending(nic, qp);
+}
+
+static uint32_t wait_for_rate(struct rnic *nic, struct rnic_qp *qp, int64_t at_ns)
+{
+	sleep_until(nic, qp, at_ns);
+	qp->blocked = 0; /* it is its rate alone that keeps it, so a late tick must cost nothing */
+	return 0;
 }
 
 static void go_back(struct rnic *nic, struct rnic_qp *qp, uint8_t reason)
@@ -167,6 +176,9 @@ uint32_t requester_next(struct rnic *nic, struct rnic_qp *qp, int64_t start_ns)
 	if ((qp->window_bytes && in_flight && in_flight + bytes > qp->window_bytes) ||
 	    qp->send_psn - qp->una >= RNIC_MAX_UNACKED)
 		return stop_sending(nic, qp);
+	int64_t wake_ns;
+	if (!congestion_allows(nic, qp, start_ns, &wake_ns))
+		return wait_for_rate(nic, qp, wake_ns);
 	struct rnic_packet packet = {
 		.opcode = write_opcode(wqe, offset == 0, left == bytes),
 		.psn = (uint32_t)qp->send_psn & PSN_MASK,
@@ -186,7 +198,9 @@ uint32_t requester_next(struct rnic *nic, struct rnic_qp *qp, int64_t start_ns)
 	account(nic, qp, wqe, &packet, start_ns);
 	if (left == bytes)
 		qp->cursor++;
-	return packet_write(nic, qp, &packet, left == bytes && wqe->wr.send_flags & IBV_SEND_SOLICITED);
+	uint32_t len = packet_write(nic, qp, &packet, left == bytes && wqe->wr.send_flags & IBV_SEND_SOLICITED);
+	congestion_sent(nic, qp, len);
+	return len;
 }
 
 static void complete_send(struct rnic *nic, struct rnic_qp *qp, const struct rnic_wqe *wqe)

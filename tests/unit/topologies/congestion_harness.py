@@ -1,0 +1,158 @@
+"""Soft NICs around one switch in virtual time: senders, a receiver, and the marking queue in front of it.
+
+Hardware units outside, the laboratory's clock inside. The switch does what a test of congestion control needs: one
+egress queue of unlimited depth to the receiver, marked by its instantaneous length as packets come in, and CNPs and
+ACKs on an idle way back.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from topologies.fabricd._core import ffi, lib
+
+from tests.unit.topologies.rnic_harness import Endpoint, HarnessNic, Region, TelemetryBlock, wire_ns
+from topologies.dcqcn import Dcqcn
+from topologies.units import LabClock
+
+CLOCK = LabClock(1000.0)
+MTU = 4096
+MESSAGE_BYTES = 256 * MTU
+MESSAGES = 4  # outstanding ones of each sender
+
+
+def set_dcqcn(end: Endpoint, parameters: Dcqcn | None, clock: LabClock = CLOCK) -> None:
+    """Switches congestion control on or off."""
+    names = ("max_rate", "min_rate", "ai_rate", "hai_rate", "first_rate", "g", "initial_alpha", "min_dec_fac", "gd",
+             "alpha_period_ns", "reduce_period_ns", "time_reset_ns", "byte_reset", "threshold", "flags",
+             "cnp_interval_ns")  # fmt: skip
+    lab = parameters.to_lab(clock) if parameters else {}
+    end.nic.control(lib.RNIC_SET_DCQCN, end.qp_num, int(bool(parameters)), *(lab.get(name, 0) for name in names))
+
+
+def rate_and_alpha(end: Endpoint) -> tuple[float, float]:
+    """Current rate in lab bits/s, and alpha."""
+    result = end.nic.control(lib.RNIC_QUERY_QP, end.qp_num)
+    return result[4] / lib.CONTROL_RATE_UNITS, result[6] / lib.CONTROL_FRACTION_UNITS
+
+
+def mark(frame: bytes) -> bytes:
+    """The frame with congestion experienced, and its IP checksum put right (RFC 1624)."""
+    marked = bytearray(frame)
+    marked[15] |= 3
+    total = (~int.from_bytes(frame[24:26], "big") & 0xFFFF) + (marked[15] - frame[15])
+    total = (total & 0xFFFF) + (total >> 16)
+    marked[24:26] = (~total & 0xFFFF).to_bytes(2, "big")
+    return bytes(marked)
+
+
+@dataclass(frozen=True)
+class Marking:
+    """Probability 0 below ``kmin_bytes``, ``pmax`` at ``kmax_bytes`` with a line between, 1 above."""
+
+    kmin_bytes: float
+    kmax_bytes: float
+    pmax: float
+
+    def probability(self, depth_bytes: float) -> float:
+        if depth_bytes <= self.kmin_bytes:
+            return 0.0
+        if depth_bytes > self.kmax_bytes:
+            return 1.0
+        return self.pmax * (depth_bytes - self.kmin_bytes) / (self.kmax_bytes - self.kmin_bytes)
+
+
+class Star:
+    """``senders`` NICs that write to one, all links of ``gbps`` and ``delay_us``; all senders have work without end."""
+
+    def __init__(
+        self, senders: int, parameters: Dcqcn | None, marking: Marking, *, gbps: float = 100.0, delay_us: float = 1.0,
+        seed: int = 1,
+    ) -> None:  # fmt: skip
+        self.rate_bps = CLOCK.lab_bps(gbps)
+        self.delay_ns = CLOCK.lab_ns(delay_us)
+        self.marking = marking
+        self.dice = random.Random(seed)
+        telemetry = TelemetryBlock(senders + 1)
+        self.nics = [
+            HarnessNic(index, telemetry, mtu=MTU, rate_bps=self.rate_bps) for index in range(senders + 1)
+        ]
+        self.receiver = senders
+        target = Region(self.nics[senders], MESSAGE_BYTES // 4)
+        self.ends: list[Endpoint] = []
+        for nic in self.nics[:senders]:
+            one, other = Endpoint(nic, Region(nic, MESSAGE_BYTES // 4)), Endpoint(self.nics[senders], target)
+            for end, peer in ((one, other), (other, one)):
+                end.attributes["timeout_ns"] = 0
+                end.connect(peer)
+                set_dcqcn(end, parameters)
+            self.ends.append(one)
+        self.started = [False] * senders
+        self.now_ns = 0
+        self.depths: list[tuple[int, float]] = []  # (time, bytes) as each packet found it
+        self.arrivals: list[list[tuple[int, int]]] = [[] for _ in range(senders)]  # (time, payload so far)
+        self._free_ns = [0.0] * (senders + 1)  # of each NIC's wire
+        self._egress_free_ns = 0.0
+        self._flying: list[tuple[int, int, int, bytes]] = []
+        self._order = itertools.count()
+        self._emit = ffi.callback("void(void *, uint32_t, const uint8_t *, uint32_t)", self._emitted)
+
+    def start(self, sender: int) -> None:
+        """From now on it has work."""
+        self.started[sender] = True
+        for _ in range(MESSAGES):
+            self.ends[sender].write(MESSAGE_BYTES // 4)
+
+    def run(self, us: float, tick_ns: int | None = None) -> None:
+        """``us`` of hardware time."""
+        end_ns = self.now_ns + CLOCK.lab_ns(us)
+        tick_ns = tick_ns or round(wire_ns(MTU + 58, self.rate_bps) / 4)
+        while self.now_ns < end_ns:
+            self.now_ns += tick_ns
+            while self._flying and self._flying[0][0] <= self.now_ns:
+                at_ns, _, nic, frame = heapq.heappop(self._flying)
+                self.nics[nic].rx(frame, at_ns)
+            for nic in self.nics:
+                lib.rnic_advance(nic.pointer, self.now_ns, self._emit, ffi.NULL)
+            for end, started in zip(self.ends, self.started, strict=True):
+                if started:
+                    for completion in end.poll():
+                        assert completion.status == 0
+                        end.write(MESSAGE_BYTES // 4)
+
+    def shares(self, since_ns: int) -> Any:
+        """Each sender's bits/s of payload since then, at the receiver."""
+        spans = []
+        for arrivals in self.arrivals:
+            recent = [entry for entry in arrivals if entry[0] >= since_ns]
+            spans.append((recent[-1][1] - recent[0][1]) * 8e9 / (recent[-1][0] - recent[0][0]) if recent else 0.0)
+        return np.array(spans)
+
+    def _emitted(self, _ctx: Any, nic: int, data: Any, length: int) -> None:
+        frame = ffi.buffer(data, length)[:]
+        self._free_ns[nic] = max(self._free_ns[nic], self.now_ns) + wire_ns(length, self.rate_bps)
+        at_ns = self._free_ns[nic] + self.delay_ns
+        if nic != self.receiver:
+            depth = max(0.0, self._egress_free_ns - at_ns) * self.rate_bps / 8e9
+            if self.dice.random() < self.marking.probability(depth):
+                frame = mark(frame)
+            self.depths.append((round(at_ns), depth))
+            self._egress_free_ns = max(self._egress_free_ns, at_ns) + wire_ns(length, self.rate_bps)
+            at_ns = self._egress_free_ns
+            so_far = self.arrivals[nic][-1][1] if self.arrivals[nic] else 0
+            self.arrivals[nic].append((round(at_ns), so_far + length - 58))
+            to = self.receiver
+        else:
+            to = frame[33] - 1  # the last byte of 10.0.0.n
+        at_ns += self.delay_ns
+        heapq.heappush(self._flying, (round(at_ns), next(self._order), to, self.nics[to].mac + frame[6:]))
+
+
+def jain(rates: Any) -> float:
+    """Jain's index of fairness: 1 when all are equal, 1/n when one has all."""
+    return float(rates.sum() ** 2 / (len(rates) * (rates**2).sum()))

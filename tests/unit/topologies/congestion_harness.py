@@ -14,24 +14,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scapy.contrib.roce import BTH, cnp
+from scapy.layers.inet import IP, UDP
+from scapy.layers.l2 import Ether
 from topologies.fabricd._core import ffi, lib
 
-from tests.unit.topologies.rnic_harness import Endpoint, HarnessNic, Region, TelemetryBlock, wire_ns
-from topologies.dcqcn import Dcqcn
+from tests.unit.topologies.rnic_harness import Endpoint, HarnessNic, Region, TelemetryBlock, Wire, pair, wire_ns
+from topologies.dcqcn import Dcqcn, preset
 from topologies.units import LabClock
 
-CLOCK = LabClock(1000.0)
+CLOCK = LabClock(10_000.0)  # 100 Gb/s are the 10 Mb/s of rnic_harness
+PAPER = preset("paper")
 MTU = 4096
 MESSAGE_BYTES = 256 * MTU
 MESSAGES = 4  # outstanding ones of each sender
 
 
-def set_dcqcn(end: Endpoint, parameters: Dcqcn | None, clock: LabClock = CLOCK) -> None:
+def set_dcqcn(end: Endpoint, parameters: Dcqcn | None) -> None:
     """Switches congestion control on or off."""
     names = ("max_rate", "min_rate", "ai_rate", "hai_rate", "first_rate", "g", "initial_alpha", "min_dec_fac", "gd",
              "alpha_period_ns", "reduce_period_ns", "time_reset_ns", "byte_reset", "threshold", "flags",
              "cnp_interval_ns")  # fmt: skip
-    lab = parameters.to_lab(clock) if parameters else {}
+    lab = parameters.to_lab(CLOCK) if parameters else {}
     end.nic.control(lib.RNIC_SET_DCQCN, end.qp_num, int(bool(parameters)), *(lab.get(name, 0) for name in names))
 
 
@@ -49,6 +53,38 @@ def mark(frame: bytes) -> bytes:
     total = (total & 0xFFFF) + (total >> 16)
     marked[24:26] = (~total & 0xFFFF).to_bytes(2, "big")
     return bytes(marked)
+
+
+def controlled(parameters: Dcqcn = PAPER, **attributes: int) -> tuple[Wire, Endpoint, Endpoint]:
+    """Two NICs back to back and one connection, both ends under congestion control."""
+    wire, left, right = pair(**attributes)
+    for end in (left, right):
+        set_dcqcn(end, parameters)
+    return wire, left, right
+
+
+def marked(wire: Wire) -> None:
+    """From now on the wire marks what the first NIC sends."""
+    receive = wire.nics[1].rx
+    wire.nics[1].rx = lambda frame, now_ns=0: receive(mark(frame), now_ns)  # type: ignore[method-assign]
+
+
+def sent(wire: Wire, sender: int, opcode: int | None = None) -> list[tuple[int, Any]]:
+    """(time, packet) of all that the NIC ``sender`` emitted, or of one opcode."""
+    packets = [(at_ns, Ether(frame)) for at_ns, who, frame in wire.sent if who == sender]
+    return [(at_ns, packet) for at_ns, packet in packets if opcode in (None, packet[BTH].opcode)]
+
+
+def cnp_to(end: Endpoint, **bth: int) -> bytes:
+    """A CNP from the peer, built by scapy."""
+    packet = cnp(end.qp_num)
+    for name, value in bth.items():
+        setattr(packet, name, value)
+    mac = ":".join(f"{byte:02x}" for byte in end.nic.mac)
+    return bytes(
+        Ether(dst=mac, src="02:00:00:00:00:99") / IP(src="10.0.0.2", dst=end.nic.host.ip, tos=48 << 2, flags="DF")
+        / UDP(sport=50_000, dport=4791, chksum=0) / packet
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,8 @@ class HarnessNic:
         self.pointer = ffi.cast("struct rnic *", ffi.from_buffer(self._state))
         values = {
             "index": index, "port": index, "ip": self.ip, "mtu_bytes": mtu, "dscp": 26, "mac": self.mac,
-            "gateway_mac": bytes([2, 0x53, 0, 0, 0, index ^ 1]), "rate_bps": rate_bps, "arena_bytes": ARENA_BYTES, **config,
+            "gateway_mac": bytes([2, 0x53, 0, 0, 0, index ^ 1]), "rate_bps": rate_bps, "arena_bytes": ARENA_BYTES,
+            **config,
         }  # fmt: skip
         assert lib.rnic_init(self.pointer, ffi.new("struct rnic_config *", values), self.shared, telemetry.pointer) == 0
 
@@ -158,14 +159,15 @@ class Endpoint:
     def connect(self, peer: Endpoint) -> None:
         """From RESET to RTS."""
         a = {
-            "access": ALL_ACCESS, "rnr_timer": 1, "src_port": 0, "timeout_ns": TIMEOUT_NS, "retry_count": 7,
+            "access": ALL_ACCESS, "rnr_timer": 1, "src_port": 0, "dscp": 0, "timeout_ns": TIMEOUT_NS, "retry_count": 7,
             "rnr_retry": 7, "window_bytes": 0, "ack_every": 0, **self.attributes,
         }  # fmt: skip
         self.peer = peer
         modify = lib.RNIC_MODIFY_QP
         self.nic.control(modify, self.qp_num, lib.IBV_QPS_INIT, a["access"])
         self.nic.control(
-            modify, self.qp_num, lib.IBV_QPS_RTR, peer.nic.ip, peer.qp_num, peer.psn, 0, a["rnr_timer"], a["src_port"]
+            modify, self.qp_num, lib.IBV_QPS_RTR, peer.nic.ip, peer.qp_num, peer.psn, 0, a["rnr_timer"], a["src_port"],
+            a["dscp"],
         )
         self.nic.control(
             modify, self.qp_num, lib.IBV_QPS_RTS, self.psn, a["timeout_ns"], a["retry_count"], a["rnr_retry"],

@@ -21,6 +21,7 @@ from typing import Any
 from mininet.topo import Topo
 
 from topologies.errors import LabError, unknown_name
+from topologies.qos import SwitchQos, credit_bytes, headroom_bytes, switch_qos
 from topologies.shapes import SHAPES
 from topologies.spec import FabricSpec
 from topologies.units import BYTES_PER_KB, LabClock, interface_mtu_bytes
@@ -62,6 +63,7 @@ class Switch:
     alpha: float
     hash_seed: int
     flowlet_gap_ns: int
+    qos: SwitchQos = field(default_factory=SwitchQos)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ class Port:
     delay_ns: int
     buffer_bytes: int
     mac: str
+    headroom_bytes: int = 0  # of what comes in, each lossless class
+    credit_bytes: int = 0  # advertised to the peer, each lane
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class Fabric:
         return cls(**{
             **values,
             "spec": FabricSpec.from_dict(values["spec"]),
-            "switches": tuple(Switch(**switch) for switch in values["switches"]),
+            "switches": tuple(Switch(**{**switch, "qos": _switch_qos(switch["qos"])}) for switch in values["switches"]),
             "hosts": tuple(Host(**host) for host in values["hosts"]),
             "ports": tuple(Port(**port) for port in values["ports"]),
         })
@@ -229,6 +233,10 @@ class Fabric:
         return f"{port.device}->{self.ports[port.peer].device}"
 
 
+def _switch_qos(values: Mapping[str, Any]) -> SwitchQos:
+    return SwitchQos(**{**values, "ets_shares": tuple(values["ets_shares"])})
+
+
 def switch_hash_seed(fabric_seed: int, switch_index: int) -> int:
     """A switch's own seed (32 bits): different on every switch, and for every `fabric_seed`."""
     return (fabric_seed << 16 | switch_index + 1) & 0xFFFFFFFF
@@ -263,6 +271,9 @@ def describe(spec: FabricSpec, *, lab: str = "", datapath: str = "netdev", ovs_v
     if topo is None:
         topo = build_topo(spec)
     pids = host_pids or {}
+    for name in spec.switch_profiles:
+        if name not in topo.switches():
+            raise unknown_name("switch", name, topo.switches())
     switch_names = sorted(topo.switches(), key=lambda name: int(topo.nodeInfo(name)["dpid"], 16))
     host_names = topo.hosts()
     switch_index = {name: index for index, name in enumerate(switch_names)}
@@ -280,6 +291,8 @@ def describe(spec: FabricSpec, *, lab: str = "", datapath: str = "netdev", ovs_v
         far, far_number = ends[device, number]
         is_host = device in host_index
         to_host = is_host or far in host_index
+        rate_gbps = spec.link_gbps if to_host else spec.uplink_rate_gbps
+        link = (rate_gbps, spec.link_delay_us, spec.mtu_bytes)
         return Port(
             index=index, device=device, kind="host" if is_host else "switch",
             node=host_index[device] if is_host else switch_index[device], number=number,
@@ -287,21 +300,29 @@ def describe(spec: FabricSpec, *, lab: str = "", datapath: str = "netdev", ovs_v
             tap=tap_name(device, number), peer=port_index[far, far_number],
             role="nic" if is_host else "access" if to_host else
                  "uplink" if switch_index[far] > switch_index[device] else "downlink",
-            rate_bps=clock.lab_bps(spec.link_gbps if to_host else spec.uplink_rate_gbps),
+            rate_bps=clock.lab_bps(rate_gbps),
             delay_ns=clock.lab_ns(spec.link_delay_us),
             buffer_bytes=round((spec.host_buffer_kb if is_host else spec.buffer_kb) * BYTES_PER_KB),
-            mac=topo.nodeInfo(device)["mac"] if is_host else f"02:53:01:{switch_index[device]:02x}:00:{number:02x}")
+            mac=topo.nodeInfo(device)["mac"] if is_host else f"02:53:01:{switch_index[device]:02x}:00:{number:02x}",
+            headroom_bytes=headroom_bytes(spec.of_switch(device), *link), credit_bytes=credit_bytes(spec, *link))
+
+    def switch(index: int, name: str) -> Switch:
+        own = spec.of_switch(name)
+        shared_bytes = round(own.shared_buffer_kb * BYTES_PER_KB)
+        reserved = sum(port.headroom_bytes for port in ports if port.device == name) * len(own.lossless_classes)
+        return Switch(
+            index=index, name=name, bridge=PREFIX + name, dpid=int(topo.nodeInfo(name)["dpid"], 16),
+            tier=topo.nodeInfo(name)["tier"], shared_buffer_bytes=shared_bytes, alpha=own.alpha,
+            hash_seed=switch_hash_seed(spec.hash_seed, index), flowlet_gap_ns=clock.lab_ns(spec.flowlet_gap_us),
+            qos=switch_qos(own, name=name, shared_bytes=shared_bytes, reserved_bytes=reserved,
+                           mtu_bytes=spec.mtu_bytes, clock=clock))
 
     ports = tuple(port(index, *end) for index, end in enumerate(order))
     return Fabric(
         lab=lab, slowdown=clock.slowdown, datapath=datapath, ovs_version=ovs_version, ovs_scheduler=ovs_scheduler,
         mtu_bytes=interface_mtu_bytes(spec.mtu_bytes), gateway_ip=GATEWAY_IP, gateway_mac=GATEWAY_MAC,
         link_group=LINK_GROUP, spec=spec,
-        switches=tuple(Switch(
-            index=index, name=name, bridge=PREFIX + name, dpid=int(topo.nodeInfo(name)["dpid"], 16),
-            tier=topo.nodeInfo(name)["tier"], shared_buffer_bytes=round(spec.shared_buffer_kb * BYTES_PER_KB),
-            alpha=spec.alpha, hash_seed=switch_hash_seed(spec.hash_seed, index),
-            flowlet_gap_ns=clock.lab_ns(spec.flowlet_gap_us)) for index, name in enumerate(switch_names)),
+        switches=tuple(switch(index, name) for index, name in enumerate(switch_names)),
         hosts=tuple(Host(
             index=index, name=name, ip=topo.nodeInfo(name)["ip"].partition("/")[0], mac=topo.nodeInfo(name)["mac"],
             pid=pids.get(name, 0), leaf=ends[name, 0][0]) for index, name in enumerate(host_names)),

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from topologies import qos
 from topologies.errors import LabError, nearest, unknown_name
+from topologies.qos import AUTO, QosKeys
 from topologies.shapes import SHAPES
 from topologies.units import LabClock
-
-AUTO: Literal["auto"] = "auto"
 
 # key: (smallest, largest, unit).  The metadata in the MACs has eight bits for a switch's port, and the names of
 # Linux interfaces have 15 characters: hence the limits of the counts.
@@ -32,17 +32,21 @@ LIMITS: Mapping[str, tuple[float, float, str]] = {
     "flowlet_gap_us": (0.001, 1_000_000, "us"),
     "hash_seed": (0, 65_535, ""),
     "slowdown": (1, 10_000_000, ""),
+    **qos.LIMITS,
 }
+# What a key takes beside numbers.
+WORDS: Mapping[str, str | None] = {"uplink_gbps": None, "slowdown": AUTO, **qos.WORDS}
 MTUS_BYTES = (256, 512, 1024, 2048, 4096)  # the path MTUs that RoCE knows
 MAX_HOSTS = 1024
 
 # Where somebody coming from another tool looks first; difflib would not find these.
 _ALIASES = {"mtu": "mtu_bytes", "buffer": "buffer_kb", "bw": "link_gbps", "bandwidth": "link_gbps", "rate": "link_gbps",
-            "delay": "link_delay_us", "latency": "link_delay_us", "hosts": "hosts_per_leaf", "seed": "hash_seed"}
+            "delay": "link_delay_us", "latency": "link_delay_us", "hosts": "hosts_per_leaf", "seed": "hash_seed",
+            "pfc": "flow_control", "kmin": "ecn_kmin_kb", "kmax": "ecn_kmax_kb", "pmax": "ecn_pmax"}
 
 
 @dataclass(frozen=True)
-class FabricSpec:
+class FabricSpec(QosKeys):
     """A fabric of identical links.
 
     shape: a key of `topologies.shapes.SHAPES`.
@@ -54,6 +58,7 @@ class FabricSpec:
     flowlet_gap_us: a pause longer than this begins a new flowlet (SAI's ARS default is 256 us).
     hash_seed: every switch derives its own seed from it.
     slowdown: lab time over hardware time, or "auto": the smallest that the machine sustains (see `calibrate`).
+    Classes, flow control, buffers of lossless classes and marking: see `qos.QosKeys`.
 
     Raises LabError for any value that is not possible, naming key, value and what is permitted.
     """
@@ -79,7 +84,7 @@ class FabricSpec:
             raise unknown_name("shape", str(self.shape), SHAPES)
         for key in LIMITS:
             value = getattr(self, key)
-            if (key == "uplink_gbps" and value is None) or (key == "slowdown" and value == AUTO):
+            if key in WORDS and value == WORDS[key]:
                 continue
             _check_number(key, value, integer=_is_integer(key))
             if not _is_integer(key):
@@ -90,6 +95,15 @@ class FabricSpec:
         if self.hosts > MAX_HOSTS:
             raise LabError(f"leaves={self.leaves} with hosts_per_leaf={self.hosts_per_leaf} are {self.hosts} hosts",
                            f"at most {MAX_HOSTS}")
+        self.check_qos()
+        for name in self.switch_profiles:
+            self.of_switch(name)
+
+    def of_switch(self, name: str) -> FabricSpec:
+        """The spec with one switch's own profile in place of the fabric's keys."""
+        if name not in self.switch_profiles:
+            return self
+        return dataclasses.replace(self, **self.switch_profiles[name], switch_profiles={})
 
     @property
     def hosts(self) -> int:
@@ -135,14 +149,14 @@ KEYS = tuple(field.name for field in dataclasses.fields(FabricSpec))
 
 
 def _is_integer(key: str) -> bool:
-    return key in ("leaves", "spines", "hosts_per_leaf", "mtu_bytes", "hash_seed")
+    return key in ("leaves", "spines", "hosts_per_leaf", "mtu_bytes", "hash_seed", *qos.INTEGERS)
 
 
 def _permitted(key: str) -> str:
     low, high, unit = LIMITS[key]
     text = f"{low:,g} to {high:,g}" if high < 1e6 else f"{low:,g} to {high:,.0f}"
     text += f" {unit}" if unit else ""
-    return text + (", or auto" if key == "slowdown" else "")
+    return text + (f", or {WORDS[key] or 'none'}" if key in WORDS else "")
 
 
 def _check_number(key: str, value: object, *, integer: bool) -> None:
@@ -168,10 +182,12 @@ def _parse_setting(setting: str) -> tuple[str, Any]:
     if not equals or not key or not text:
         raise LabError(f"{setting!r} is not a setting", "write key=value, for example buffer_kb=64")
     _check_key(key)
-    if key == "shape" or (key == "slowdown" and text == AUTO):
+    if key == "shape":
         return key, text
-    if key == "uplink_gbps" and text.lower() == "none":
-        return key, None
+    if key in WORDS and text.lower() == str(WORDS[key]).lower():
+        return key, WORDS[key]
+    if key in qos.NOT_NUMBERS:
+        return key, qos.parse(key, text)
     try:
         return key, int(text) if _is_integer(key) else float(text)
     except ValueError:

@@ -27,10 +27,20 @@ static const struct { uint32_t kind, node, number, peer, other; } WIRING[PORTS] 
 
 #define CHECK(condition) do { if (!(condition)) __builtin_trap(); } while (0)
 
-static const struct fabric_config CONFIG = {
-	.ports = PORTS, .switches = SWITCHES, .nics = HOSTS, .classes = 2, .flows = FLOWS, .frame_bytes = FRAME_BYTES,
-	.pool_frames = POOL_FRAMES, .series_rows = 4, .trace_records = 16,
-};
+/* The input's first byte chooses the flow control; every DSCP has a class by its low bits, so all classes are met. */
+static struct fabric_config configuration(uint8_t choice)
+{
+	struct fabric_config config = {
+		.ports = PORTS, .switches = SWITCHES, .nics = HOSTS, .flows = FLOWS, .frame_bytes = FRAME_BYTES,
+		.pool_frames = POOL_FRAMES, .series_rows = 4, .trace_records = 16, .series_classes = 0x0f,
+		.flow_control = choice % 3, .pause_quanta = 1000, .watchdog_poll_ns = choice & 128 ? 3000000 : 0,
+	};
+	uint32_t i;
+
+	for (i = 0; i < sizeof config.dscp_class; i++)
+		config.dscp_class[i] = (uint8_t)(i % MAX_CLASSES);
+	return config;
+}
 
 static void *zeroed(size_t bytes)
 {
@@ -41,16 +51,22 @@ static void *zeroed(size_t bytes)
 	return memset(memory, 0, rounded);
 }
 
-static struct fabric *build(void *memory, void *telemetry)
+static struct fabric *build(void *memory, void *telemetry, const struct fabric_config *config)
 {
-	struct fabric *f = fabric_init(memory, telemetry, &CONFIG);
-	struct switch_config sw = { .hash_seed = 1, .flowlet_gap_ns = 5000000, .shared_buffer_bytes = 6000, .alpha = 1.0 };
+	struct fabric *f = fabric_init(memory, telemetry, config);
+	struct switch_config sw = {
+		.hash_seed = 1, .flowlet_gap_ns = 5000000, .lossy_pool_bytes = 6000, .alpha = 1.0, .lossless_pool_bytes = 8000,
+		.xoff_alpha = 0.5, .ecn_kmin_bytes = 500, .ecn_kmax_bytes = 2000, .ecn_pmax = 0.5, .ecn_classes = 0x0f,
+		.watchdog_action = WATCHDOG_DROP, .watchdog_detect_ns = 5000000, .watchdog_restore_ns = 5000000,
+	};
 	uint32_t i;
 
 	for (i = 0; i < PORTS; i++) {
 		struct port_config port = {
 			.kind = WIRING[i].kind, .node = WIRING[i].node, .number = WIRING[i].number, .peer = WIRING[i].peer,
 			.rate_bps = 10000000, .delay_ns = 50000, .buffer_bytes = 4000, .mac = { 2, 1, 1, 1, 1, (uint8_t)i },
+			.lossless_classes = 0x18, .strict_classes = 0xc0, .ets_share = { 1, 2, 3, 4, 5, 6 },
+			.xoff_bytes = WIRING[i].kind == DEVICE_HOST ? 1000 : 0, .headroom_bytes = 2000, .credit_bytes = 8192,
 		};
 
 		CHECK(fabric_set_port(f, i, &port) == 0);
@@ -108,10 +124,12 @@ static void check_conservation(struct fabric *f, uint64_t delivered)
 	for (port = 0; port < PORTS; port++) {
 		accepted += t->port[port].rx_frames;
 		handed_out += t->port[port].delivered_frames;
-		for (reason = DROP_TAIL; reason <= DROP_POOL; reason++)
+		for (reason = DROP_TAIL; reason <= DROP_BIT_ERROR; reason++)
 			dropped += t->port[port].dropped[reason];
-		for (c = 0; c < MAX_CLASSES; c++)
+		for (c = 0; c < MAX_CLASSES; c++) {
 			CHECK(t->port[port].queue[c].depth_bytes == 0 && t->port[port].queue[c].depth_frames == 0);
+			CHECK(t->port[port].priority_group[c].curr_occupancy_bytes == 0);
+		}
 	}
 	CHECK(handed_out == delivered);
 	CHECK(accepted == delivered + dropped);

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from topologies.errors import LabError
-from topologies.fabric import Fabric, Port
+from topologies.fabric import Fabric, Port, Switch
 from topologies.fabricd._core import ffi, lib
 from topologies.fabricd.telemetry import Telemetry
+from topologies.qos import DSCPS, SwitchQos, mask, switch_qos
 from topologies.units import ETHERNET_HEADER_BYTES, serialisation_ns
 
-CLASSES = 1  # traffic classes in use
 FLOWS = 16_384
 TRACE_RECORDS = 1 << 19
 SERIES_ROWS = 1 << 13
@@ -25,6 +25,10 @@ POOL_FRAMES_MAX = 1 << 18
 RING_FRAMES = 128
 TICKS_PER_MTU = 20
 TICK_NS_RANGE = (50_000, 250_000)
+FLOW_CONTROLS = {
+    "none": lib.FLOW_CONTROL_NONE, "pfc": lib.FLOW_CONTROL_PFC, "credits": lib.FLOW_CONTROL_CREDITS,
+}  # fmt: skip
+WATCHDOG_ACTIONS = {"off": 0, "drop": lib.WATCHDOG_DROP, "forward": lib.WATCHDOG_FORWARD}
 FABRICD_PRIORITY = 20  # of SCHED_RR; OVS's threads run one below
 
 
@@ -93,16 +97,9 @@ class FabricCore:
         )
         lib.fabric_set_gateway_mac(self.pointer, mac_bytes(fabric.gateway_mac))
         for port in fabric.ports:
-            _check(lib.fabric_set_port(self.pointer, port.index, _port_config(port)), f"port {port.interface}")
+            _check(lib.fabric_set_port(self.pointer, port.index, _port_config(fabric, port)), f"port {port.interface}")
         for switch in fabric.switches:
-            config = ffi.new(
-                "struct switch_config *",
-                {
-                    "hash_seed": switch.hash_seed, "flowlet_gap_ns": switch.flowlet_gap_ns,
-                    "shared_buffer_bytes": switch.shared_buffer_bytes, "alpha": switch.alpha,
-                },
-            )  # fmt: skip
-            _check(lib.fabric_set_switch(self.pointer, switch.index, config), f"switch {switch.name}")
+            _check(lib.fabric_set_switch(self.pointer, switch.index, _switch_config(switch)), f"switch {switch.name}")
         self.telemetry = Telemetry(self._telemetry_memory)
 
     def rx(self, port: int, frame: bytes, arrival_ns: int) -> None:
@@ -124,6 +121,11 @@ class FabricCore:
         """When something happens next if no frame comes in; None: never."""
         at = int(lib.fabric_next_ns(self.pointer))
         return None if at == 2**63 - 1 else at
+
+    def paused_classes(self, port: int) -> tuple[int, ...]:
+        """The lossless classes in which the device at ``port`` must hold back."""
+        held = int(lib.fabric_paused_classes(self.pointer, port))
+        return tuple(c for c in range(lib.MAX_CLASSES) if held >> c & 1)
 
     def control(self, op: int, index: int = 0, *args: int) -> None:
         """One of ``enum fabric_op``, executed at once. Raises LabError if it is refused."""
@@ -147,26 +149,73 @@ def telemetry_bytes(fabric: Fabric) -> int:
 
 def core_config(fabric: Fabric) -> Any:
     """``struct fabric_config *`` for a fabric."""
+    spec = fabric.spec
     buffered_bytes = sum(port.buffer_bytes for port in fabric.ports)
+    if spec.flow_control != "none":
+        # What is charged to ingress ports is not bounded by the egress buffers.
+        buffered_bytes += sum(ingress_bytes(fabric, port) for port in fabric.ports)
     pool_frames = buffered_bytes // BUFFERED_FRAME_BYTES + 256 * len(fabric.ports)
+    watchdogs = any(switch.qos.watchdog != "off" for switch in fabric.switches)
     return ffi.new(
         "struct fabric_config *",
         {
             "ports": len(fabric.ports), "switches": len(fabric.switches), "nics": len(fabric.hosts),
-            "classes": CLASSES, "flows": FLOWS, "frame_bytes": frame_bytes(fabric),
-            "pool_frames": min(pool_frames, POOL_FRAMES_MAX),
-            "series_rows": SERIES_ROWS, "trace_records": TRACE_RECORDS,
+            "flows": FLOWS, "frame_bytes": frame_bytes(fabric), "pool_frames": min(pool_frames, POOL_FRAMES_MAX),
+            "series_rows": SERIES_ROWS, "trace_records": TRACE_RECORDS, "series_classes": mask(spec.classes_in_use),
+            "flow_control": FLOW_CONTROLS[spec.flow_control], "pause_quanta": spec.pause_quanta,
+            "watchdog_poll_ns": fabric.clock.lab_ns(spec.watchdog_poll_us) if watchdogs else 0,
+            "dscp_class": dscp_classes(fabric),
         },
     )  # fmt: skip
 
 
-def _port_config(port: Port) -> Any:
+def dscp_classes(fabric: Fabric) -> list[int]:
+    """The traffic class of every DSCP."""
+    return [fabric.spec.dscp_classes.get(dscp, 0) for dscp in range(DSCPS)]
+
+
+def ingress_bytes(fabric: Fabric, port: Port) -> int:
+    """The most that the lossless classes of a port's ingress can hold."""
+    qos = _qos_of(fabric, port)
+    xoff_bytes = qos.xoff_bytes or qos.lossless_pool_bytes
+    return qos.lossless_classes.bit_count() * max(xoff_bytes + port.headroom_bytes, port.credit_bytes)
+
+
+def _qos_of(fabric: Fabric, port: Port) -> SwitchQos:
+    """The profile of the port's switch; that of a host's NIC is the fabric's, without a shared buffer."""
+    if port.kind == "switch":
+        return fabric.switches[port.node].qos
+    spec = fabric.spec
+    return switch_qos(
+        spec, name=port.device, shared_bytes=0, reserved_bytes=0, mtu_bytes=spec.mtu_bytes, clock=fabric.clock
+    )
+
+
+def _port_config(fabric: Fabric, port: Port) -> Any:
+    qos = _qos_of(fabric, port)
     return ffi.new(
         "struct port_config *",
         {
             "kind": lib.DEVICE_HOST if port.kind == "host" else lib.DEVICE_SWITCH, "node": port.node,
             "number": port.number, "peer": port.peer, "rate_bps": round(port.rate_bps),
             "delay_ns": port.delay_ns, "buffer_bytes": port.buffer_bytes, "mac": mac_bytes(port.mac),
+            "lossless_classes": qos.lossless_classes, "strict_classes": qos.strict_classes,
+            "ets_share": list(qos.ets_shares), "xoff_bytes": qos.xoff_bytes, "xon_offset_bytes": qos.xon_offset_bytes,
+            "headroom_bytes": port.headroom_bytes, "credit_bytes": port.credit_bytes,
+        },
+    )  # fmt: skip
+
+
+def _switch_config(switch: Switch) -> Any:
+    qos = switch.qos
+    return ffi.new(
+        "struct switch_config *",
+        {
+            "hash_seed": switch.hash_seed, "flowlet_gap_ns": switch.flowlet_gap_ns, "alpha": switch.alpha,
+            "lossy_pool_bytes": qos.lossy_pool_bytes, "lossless_pool_bytes": qos.lossless_pool_bytes,
+            "xoff_alpha": qos.xoff_alpha, "ecn_kmin_bytes": qos.ecn_kmin_bytes, "ecn_kmax_bytes": qos.ecn_kmax_bytes,
+            "ecn_pmax": qos.ecn_pmax, "ecn_classes": qos.ecn_classes, "watchdog_action": WATCHDOG_ACTIONS[qos.watchdog],
+            "watchdog_detect_ns": qos.watchdog_detect_ns, "watchdog_restore_ns": qos.watchdog_restore_ns,
         },
     )  # fmt: skip
 

@@ -2,16 +2,12 @@
 
 Control operations (JSON lines over ``/run/straggler/fabricd.sock``, for root only):
 
-=================  ===========================================  =====================================
-``ping``                                                        ``pid``, ``scheduler``, ``tick_ns``
-``set_switch``     ``switch`` (index or ``"*"``),
-                   ``flowlet_gap_ns``, ``hash_seed``
-``set_port``       ``port`` (index), ``up``
-``series_interval``  ``interval_ns`` (0 stops the series)
+=============  =====================================
+``ping``       -> ``pid``, ``scheduler``, ``tick_ns``
 ``shutdown``
-=================  ===========================================  =====================================
+=============  =====================================
 
-and those of ``verbs_service.py``.
+and those of ``fabric_service.py`` and ``verbs_service.py``.
 """
 
 from __future__ import annotations
@@ -34,6 +30,7 @@ from topologies.fabric import Fabric
 from topologies.fabricd import binding
 from topologies.fabricd._core import ffi, lib
 from topologies.fabricd.client import FabricdClient
+from topologies.fabricd.fabric_service import FabricService
 from topologies.fabricd.verbs_service import VerbsService
 
 SCHEDULERS = {0: "starting", lib.SCHEDULER_RR: "SCHED_RR", lib.SCHEDULER_NICE: "nice", lib.SCHEDULER_OTHER: "other"}
@@ -65,9 +62,10 @@ class Fabricd:
         for nic in self._nics:
             namespace = f"/proc/{nic.host.pid}/ns/net".encode()
             status = lib.fabricd_attach_nic(
-                self._loop, nic.host.index, nic.pointer, namespace, nic.port.interface.encode()
+                self._loop, nic.host.index, nic.port.index, nic.pointer, namespace, nic.port.interface.encode()
             )
             self._attached(status, nic.port.interface)
+        self.switching = FabricService(fabric, self.call)
         self.verbs = VerbsService(self.call, self._nics, self._set_eventfd)
 
     def run(self) -> None:
@@ -91,19 +89,8 @@ class Fabricd:
         if op == "ping":
             scheduler = SCHEDULERS[lib.fabricd_scheduler(self._loop)]
             return {"pid": os.getpid(), "scheduler": scheduler, "tick_ns": self.tick_ns}
-        if op == "set_switch":
-            everyone = range(len(self.fabric.switches))
-            switches = everyone if arguments["switch"] == "*" else [int(arguments["switch"])]
-            values = (int(arguments.get("hash_seed", -1)), int(arguments.get("flowlet_gap_ns", -1)))
-            for switch in switches:
-                self.call(lib.CONTROL_FABRIC, switch, lib.FABRIC_SET_SWITCH, values)
-            return {}
-        if op == "set_port":
-            self.call(lib.CONTROL_FABRIC, int(arguments["port"]), lib.FABRIC_SET_PORT_UP, (int(arguments["up"]),))
-            return {}
-        if op == "series_interval":
-            self.call(lib.CONTROL_FABRIC, 0, lib.FABRIC_SERIES_INTERVAL, (int(arguments["interval_ns"]),))
-            return {}
+        if self.switching.handles(op):
+            return self.switching.handle(op, arguments)
         return self.verbs.handle(connection, op, arguments, fds)
 
     def _set_eventfd(self, nic: int, fd: int) -> None:
@@ -126,11 +113,12 @@ class Nic:
         self.memory = binding.shared_memory(str(self.path), self.shared_bytes)
         self._state = binding.sparse_memory(lib.rnic_bytes())
         self.pointer = ffi.cast("struct rnic *", ffi.from_buffer(self._state))
+        dscp_class = ffi.new("uint8_t[]", binding.dscp_classes(fabric))
         config = {
             "index": index, "port": self.port.index, "ip": int.from_bytes(socket.inet_aton(self.host.ip), "big"),
             "mac": binding.mac_bytes(self.host.mac), "gateway_mac": binding.mac_bytes(fabric.gateway_mac),
             "rate_bps": self.port.rate_bps, "slowdown": fabric.slowdown, "mtu_bytes": fabric.spec.mtu_bytes,
-            "dscp": ROCE_DSCP, "arena_bytes": lib.RNIC_ARENA_BYTES,
+            "dscp": ROCE_DSCP, "dscp_class": dscp_class, "arena_bytes": lib.RNIC_ARENA_BYTES,
         }  # fmt: skip
         status = lib.rnic_init(
             self.pointer, ffi.new("struct rnic_config *", config), ffi.from_buffer(self.memory),

@@ -28,6 +28,9 @@ class DropReason(IntEnum):
     SHARED = lib.DROP_SHARED
     LINK_DOWN = lib.DROP_LINK_DOWN
     POOL = lib.DROP_POOL
+    HEADROOM = lib.DROP_HEADROOM
+    WATCHDOG = lib.DROP_WATCHDOG
+    BIT_ERROR = lib.DROP_BIT_ERROR
     RUNT = lib.DROP_RUNT
     GIANT = lib.DROP_GIANT
     NOT_IPV4 = lib.DROP_NOT_IPV4
@@ -42,6 +45,11 @@ class TraceKind(IntEnum):
     HOP = lib.TRACE_HOP
     DROP = lib.TRACE_DROP
     PATH = lib.TRACE_PATH
+    MARK = lib.TRACE_MARK
+    PAUSE = lib.TRACE_PAUSE
+    PAUSED = lib.TRACE_PAUSED
+    WATCHDOG = lib.TRACE_WATCHDOG
+    CREDIT_STALL = lib.TRACE_CREDIT_STALL
     RETRANSMIT = lib.TRACE_RETRANSMIT
     TIMEOUT = lib.TRACE_TIMEOUT
     NAK_SENT = lib.TRACE_NAK_SENT
@@ -139,10 +147,13 @@ class Telemetry:
         self.nics = view(NIC_DTYPE, int(header["nics"]), "nic_offset")
         self._flows = view(FLOW_DTYPE, int(header["flows"]), "flow_offset")
         self._trace = view(TRACE_DTYPE, int(header["trace_records"]), "trace_offset")
-        depths = n_ports * int(header["classes"])
+        n_classes = int(header["classes"])
+        # A row holds only the classes that frames can be in; readers get all, by their numbers.
+        self._series_classes = [c for c in range(n_classes) if int(header["series_classes"]) >> c & 1]
+        shape = (n_ports, len(self._series_classes))
         row = np.dtype(
-            {"names": ["t_ns", "depth"], "formats": ["i8", ("u4", (n_ports, int(header["classes"])))],
-             "offsets": [0, 8], "itemsize": (8 + 4 * depths + 7) // 8 * 8}
+            {"names": ["t_ns", "depth"], "formats": ["i8", ("u4", shape)],
+             "offsets": [0, 8], "itemsize": (8 + 4 * shape[0] * shape[1] + 7) // 8 * 8}
         )  # fmt: skip
         self._series = view(row, int(header["series_rows"]), "series_offset")
         self._trace_tail = int(self.globals[0]["trace_head"])
@@ -181,7 +192,9 @@ class Telemetry:
         """Times [n] and queue depths in bytes [n, ports, classes] recorded since the last call."""
         rows, self._series_tail, lost = self._drain(self._series, self._series_tail, "series_head")
         self.series_lost += lost
-        return rows["t_ns"], rows["depth"]
+        depth = np.zeros((len(rows), len(self.ports), int(self.header["classes"])), np.uint32)
+        depth[:, :, self._series_classes] = rows["depth"]
+        return rows["t_ns"], depth
 
     def _drain(self, ring: Structured, tail: int, head_name: str) -> tuple[Structured, int, int]:
         head = int(self.globals[0][head_name])

@@ -1,4 +1,4 @@
-/* The fabric's memory and configuration, and a frame's way in and out. */
+/* The fabric's memory and configuration, a frame's way in, and the time. */
 #include "fabric.h"
 
 #include <assert.h>
@@ -15,7 +15,8 @@ static size_t align64(size_t bytes)
 static struct telemetry_shape telemetry_shape(const struct fabric_config *c)
 {
 	return (struct telemetry_shape){
-		.ports = c->ports, .switches = c->switches, .nics = c->nics, .classes = c->classes, .flows = c->flows,
+		.ports = c->ports, .switches = c->switches, .nics = c->nics, .classes = MAX_CLASSES,
+		.series_classes = c->series_classes, .flows = c->flows,
 		.series_rows = c->series_rows, .trace_records = c->trace_records,
 	};
 }
@@ -58,14 +59,28 @@ size_t fabric_telemetry_bytes(const struct fabric_config *config)
 	return telemetry_bytes(&shape);
 }
 
+static void init_port(struct fabric *f, uint32_t port)
+{
+	struct port *p = &f->port[port];
+	uint32_t c;
+
+	f->telemetry.port[port].up = 1;
+	p->serialising = p->control.head = p->line.head = p->receive.head = NONE;
+	p->next_start_ns = p->refresh_ns = NEVER;
+	for (c = 0; c < MAX_CLASSES; c++) {
+		p->queue[c].head = NONE;
+		p->egress[c].stalled_since_ns = NEVER;
+	}
+}
+
 struct fabric *fabric_init(void *memory, void *telemetry, const struct fabric_config *config)
 {
 	struct fabric *f = memory;
 	struct telemetry_shape shape = telemetry_shape(config);
-	uint32_t i, c;
+	uint32_t i;
 
-	assert(config->classes >= 1 && config->classes <= MAX_CLASSES);
 	assert(config->flows > 0 && (config->flows & (config->flows - 1)) == 0);
+	assert(config->frame_bytes >= 2 * PFC_FRAME_BYTES && config->ports < UINT16_MAX);
 	lay_out(f, memory, config);
 	f->config = *config;
 	f->frame_stride = (uint32_t)align64(config->frame_bytes);
@@ -73,33 +88,57 @@ struct fabric *fabric_init(void *memory, void *telemetry, const struct fabric_co
 	memset(f->flow_index, 0xff, sizeof *f->flow_index * 2 * config->flows);
 	/* Packets never used stay untouched, so that only those ever needed take real memory. */
 	f->free_packets = NONE;
-	for (i = 0; i < config->ports; i++) {
-		f->telemetry.port[i].up = 1;
-		f->port[i].serialising = NONE;
-		f->port[i].line.head = NONE;
-		for (c = 0; c < MAX_CLASSES; c++)
-			f->port[i].queue[c].head = NONE;
-	}
+	f->watchdog_next_ns = config->watchdog_poll_ns;
+	for (i = 0; i < config->switches; i++)
+		memset(f->sw[i].port, 0xff, sizeof f->sw[i].port);
+	for (i = 0; i < config->ports; i++)
+		init_port(f, i);
 	return f;
+}
+
+static int port_config_is_valid(const struct fabric *f, const struct port_config *c)
+{
+	uint32_t i, nodes = c->kind == DEVICE_SWITCH ? f->config.switches : f->config.nics;
+
+	for (i = 0; i < MAX_CLASSES; i++)
+		if (!(c->strict_classes >> i & 1) && (c->ets_share[i] < 1 || c->ets_share[i] > 100))
+			return 0;
+	/* An update may hold back a quarter of the buffer, and a frame must still have room. */
+	if (f->config.flow_control == FLOW_CONTROL_CREDITS && c->lossless_classes != 0 &&
+	    c->credit_bytes / 64 < 2 * credit_units(f->config.frame_bytes))
+		return 0;
+	return c->peer < f->config.ports && c->kind <= DEVICE_SWITCH && c->node < nodes && c->number <= 255 &&
+	       c->rate_bps > 0 && c->delay_ns >= 0 && c->buffer_bytes >= (int64_t)f->config.frame_bytes && c->xoff_bytes >= 0 &&
+	       c->xon_offset_bytes >= 0 && c->headroom_bytes >= 0 && c->drain_bps >= 0;
 }
 
 int fabric_set_port(struct fabric *f, uint32_t port, const struct port_config *config)
 {
-	uint32_t nodes = config->kind == DEVICE_SWITCH ? f->config.switches : f->config.nics;
-
-	if (port >= f->config.ports || config->peer >= f->config.ports || config->kind > DEVICE_SWITCH ||
-	    config->node >= nodes || config->number > 255 || config->rate_bps <= 0 || config->delay_ns < 0 ||
-	    config->buffer_bytes < (int64_t)f->config.frame_bytes)
+	if (port >= f->config.ports || !port_config_is_valid(f, config))
 		return -EINVAL;
 	f->port[port].config = *config;
+	f->port[port].random = mix64(port + 1) | 1;
+	if (config->kind == DEVICE_SWITCH)
+		f->sw[config->node].port[config->number] = (uint16_t)port;
+	scheduler_configure(f, &f->port[port]);
+	credits_configure(f, port);
 	return 0;
 }
 
 int fabric_set_switch(struct fabric *f, uint32_t sw, const struct switch_config *config)
 {
-	if (sw >= f->config.switches || config->flowlet_gap_ns < 0 || config->shared_buffer_bytes < 0 || config->alpha <= 0)
+	uint32_t i;
+
+	if (sw >= f->config.switches || config->flowlet_gap_ns < 0 || config->lossy_pool_bytes < 0 || config->alpha <= 0 ||
+	    config->lossless_pool_bytes < 0 || config->xoff_alpha < 0 || config->ecn_kmin_bytes < 0 ||
+	    config->ecn_kmax_bytes < config->ecn_kmin_bytes || config->ecn_pmax < 0 || config->ecn_pmax > 1 ||
+	    config->watchdog_action > WATCHDOG_FORWARD)
 		return -EINVAL;
 	f->sw[sw].config = *config;
+	/* Marking is repeatable with the seed of the fabric, and different at every port. */
+	for (i = 0; i < f->config.ports; i++)
+		if (f->port[i].config.kind == DEVICE_SWITCH && f->port[i].config.node == sw)
+			f->port[i].random = mix64(config->hash_seed ^ (uint64_t)(i + 1) << 32) | 1;
 	return 0;
 }
 
@@ -113,7 +152,8 @@ struct telemetry *fabric_telemetry(struct fabric *f)
 	return &f->telemetry;
 }
 
-uint32_t packet_allocate(struct fabric *f)
+/* Control frames are in no count of frames, so not in pool_used either. */
+uint32_t packet_allocate(struct fabric *f, enum packet_kind kind)
 {
 	struct telemetry_global *g = f->telemetry.global;
 	uint32_t packet = f->free_packets;
@@ -124,7 +164,9 @@ uint32_t packet_allocate(struct fabric *f)
 		packet = (uint32_t)g->pool_peak++;
 	else
 		return NONE;
-	g->pool_used++;
+	g->pool_used += kind == PACKET_DATA;
+	f->packet[packet].kind = (uint16_t)kind;
+	f->packet[packet].ingress = NONE;
 	return packet;
 }
 
@@ -132,25 +174,33 @@ void packet_free(struct fabric *f, uint32_t packet)
 {
 	f->packet[packet].next = f->free_packets;
 	f->free_packets = packet;
-	f->telemetry.global->pool_used--;
+	f->telemetry.global->pool_used -= f->packet[packet].kind == PACKET_DATA;
 }
 
-static void drop(struct fabric *f, uint32_t port, enum drop_reason reason, uint32_t flow, uint32_t traffic_class,
-		 uint32_t psn, uint32_t len)
+void fabric_drop(struct fabric *f, uint32_t port, enum drop_reason reason, const struct packet *packet)
 {
 	struct telemetry_port *t = &f->telemetry.port[port];
+	struct telemetry_queue *queue = &t->queue[packet->traffic_class];
 	struct trace_record record = {
-		.t_ns = f->now_ns, .flow = flow, .psn = psn, .bytes = len,
-		.arg = (uint32_t)t->queue[traffic_class].depth_bytes, .port = (uint16_t)port,
-		.kind = TRACE_DROP, .reason = (uint8_t)reason,
+		.t_ns = f->now_ns, .flow = packet->flow, .psn = packet->psn, .bytes = packet->len,
+		.arg = (uint32_t)queue->depth_bytes, .port = (uint16_t)port, .kind = TRACE_DROP, .reason = (uint8_t)reason,
 	};
 
 	t->dropped[reason]++;
-	t->queue[traffic_class].dropped_frames++;
-	t->queue[traffic_class].dropped_bytes += len;
-	if (flow != NONE)
-		f->telemetry.flow[flow].dropped_frames++;
+	queue->dropped_frames++;
+	queue->dropped_bytes += packet->len;
+	if (packet->flow != NONE)
+		f->telemetry.flow[packet->flow].dropped_frames++;
 	telemetry_trace(&f->telemetry, &record);
+}
+
+static void move_time(struct fabric *f, int64_t now_ns)
+{
+	if (now_ns <= f->now_ns)
+		return;
+	f->now_ns = now_ns;
+	if (f->config.flow_control != FLOW_CONTROL_NONE)
+		buffer_write_off(f);
 }
 
 /* A frame that comes out of a switch carries when it went in: 40 bits of microseconds, so the difference wraps. */
@@ -162,90 +212,73 @@ static void left_switch(struct fabric *f, uint32_t sw, const struct frame_metada
 	histogram_add(&f->telemetry.sw[sw].inside_us, inside_us);
 }
 
+/* Why the fabric does not carry a frame that `port`'s device emitted; otherwise what is to be known of it. */
+static enum drop_reason classify(const struct fabric *f, const struct port *p, const uint8_t *frame, uint32_t len,
+				 struct frame_info *info, struct frame_metadata *metadata)
+{
+	enum drop_reason reason = frame_parse(frame, len, f->config.frame_bytes, info);
+
+	if (reason == DROP_NONE && p->config.kind == DEVICE_SWITCH && !frame_read_metadata(frame, metadata))
+		reason = DROP_FOREIGN_MAC;
+	return reason;
+}
+
+static void enqueue(struct fabric *f, uint32_t port, const struct packet *description, const uint8_t *frame, uint8_t ecn)
+{
+	enum drop_reason reason = tm_admit(f, port, description->traffic_class, description->len, description->ingress);
+	uint32_t index = reason == DROP_NONE ? packet_allocate(f, PACKET_DATA) : NONE;
+
+	if (index == NONE) {
+		fabric_drop(f, port, reason == DROP_NONE ? DROP_POOL : reason, description);
+		if (description->ingress != NONE)
+			buffer_release(f, description->ingress, description->traffic_class, description->len, description->enqueued_ns);
+		return;
+	}
+	f->packet[index] = *description;
+	memcpy(packet_frame(f, index), frame, description->len);
+	if (f->port[port].config.kind == DEVICE_SWITCH)
+		ecn_mark(f, port, index, ecn);
+	tm_enqueue(f, port, index);
+}
+
 void fabric_rx(struct fabric *f, uint32_t port, const uint8_t *frame, uint32_t len, int64_t arrival_ns)
 {
 	struct port *p = &f->port[port];
 	struct telemetry_port *t = &f->telemetry.port[port];
+	struct packet packet = { .len = len, .ingress = NONE, .kind = PACKET_DATA, .enqueued_ns = arrival_ns };
 	struct frame_info info;
 	struct frame_metadata metadata;
+	struct pfc_frame pfc;
 	enum drop_reason reason;
-	uint32_t flow, traffic_class, index;
-	uint64_t digest;
-	struct packet *packet;
 
 	assert(port < f->config.ports);
-	if (arrival_ns > f->now_ns)
-		f->now_ns = arrival_ns;
-	reason = frame_parse(frame, len, f->config.frame_bytes, &info);
-	if (reason == DROP_NONE && p->config.kind == DEVICE_SWITCH && !frame_read_metadata(frame, &metadata))
-		reason = DROP_FOREIGN_MAC;
+	move_time(f, arrival_ns);
+	if (f->config.flow_control == FLOW_CONTROL_PFC && len <= f->config.frame_bytes && frame_read_pfc(frame, len, &pfc)) {
+		pfc_from_device(f, port, frame, len, arrival_ns);
+		return;
+	}
+	reason = classify(f, p, frame, len, &info, &metadata);
 	if (reason != DROP_NONE) {
 		t->dropped[reason]++;
 		return;
 	}
 	tm_advance_port(f, port);
-	digest = flow_digest(&info.key);
-	flow = flow_lookup(f, &info.key, digest);
-	traffic_class = f->dscp_class[info.dscp];
+	packet.digest = flow_digest(&info.key);
+	packet.flow = flow_lookup(f, &info.key, packet.digest);
+	packet.psn = info.psn;
+	packet.traffic_class = f->config.dscp_class[info.dscp] % MAX_CLASSES;
 	t->rx_frames++;
 	t->rx_bytes += len;
 	if (p->config.kind == DEVICE_SWITCH) {
 		left_switch(f, p->config.node, &metadata, arrival_ns);
-		flow_leaves_switch(f, p->config.node, flow, info.psn, port);
-	} else if (flow != NONE) {
-		f->telemetry.flow[flow].sent_frames++;
-		f->telemetry.flow[flow].sent_bytes += len;
+		flow_leaves_switch(f, p->config.node, packet.flow, info.psn, port);
+		if (f->config.flow_control != FLOW_CONTROL_NONE)
+			packet.ingress = buffer_came_out(f, p->config.node, &metadata, packet.traffic_class, len);
+	} else if (packet.flow != NONE) {
+		f->telemetry.flow[packet.flow].sent_frames++;
+		f->telemetry.flow[packet.flow].sent_bytes += len;
 	}
-	reason = tm_admit(f, port, traffic_class, len);
-	index = reason == DROP_NONE ? packet_allocate(f) : NONE;
-	if (index == NONE) {
-		drop(f, port, reason == DROP_NONE ? DROP_POOL : reason, flow, traffic_class, info.psn, len);
-		return;
-	}
-	packet = &f->packet[index];
-	packet->flow = flow;
-	packet->len = len;
-	packet->psn = info.psn;
-	packet->traffic_class = traffic_class;
-	packet->digest = digest;
-	packet->enqueued_ns = arrival_ns;
-	memcpy(packet_frame(f, index), frame, len);
-	tm_enqueue(f, port, index);
-}
-
-/* The frame has reached the far end: dress it for the device there and put it out. */
-void fabric_deliver(struct fabric *f, uint32_t from_port, uint32_t index)
-{
-	const struct port *from = &f->port[from_port], *to = &f->port[from->config.peer];
-	struct telemetry *t = &f->telemetry;
-	struct packet *packet = &f->packet[index];
-	uint8_t *frame = packet_frame(f, index);
-
-	if (!t->port[from_port].up) {
-		drop(f, from_port, DROP_LINK_DOWN, packet->flow, packet->traffic_class, packet->psn, packet->len);
-		packet_free(f, index);
-		return;
-	}
-	t->port[from_port].delivered_frames++;
-	histogram_add(&t->global->lateness_us, (uint64_t)(f->now_ns - packet->due_ns) / 1000);
-	if (to->config.kind == DEVICE_SWITCH) {
-		struct frame_metadata metadata = {
-			.ingress_port = (uint8_t)to->config.number, .time_us = (uint64_t)f->now_ns / 1000,
-		};
-
-		flow_enters_switch(f, to->config.node, packet->flow, packet->digest, packet->len, &metadata);
-		frame_write_metadata(frame, &metadata);
-		t->sw[to->config.node].in_frames++;
-	} else {
-		frame_write_macs(frame, to->config.mac, f->gateway_mac);
-		if (packet->flow != NONE) {
-			t->flow[packet->flow].delivered_frames++;
-			t->flow[packet->flow].delivered_bytes += packet->len;
-		}
-	}
-	f->out[f->outs++] = (struct fabric_out){
-		.port = from->config.peer, .len = packet->len, .frame = frame, .due_ns = packet->due_ns, .packet = index,
-	};
+	enqueue(f, port, &packet, frame, info.ecn);
 }
 
 static void record_series(struct fabric *f)
@@ -257,24 +290,34 @@ static void record_series(struct fabric *f)
 
 	memcpy(row, &f->now_ns, sizeof f->now_ns);
 	for (port = 0; port < f->config.ports; port++)
-		for (c = 0; c < f->config.classes; c++)
-			*depth++ = (uint32_t)t->port[port].queue[c].depth_bytes;
+		for (c = 0; c < MAX_CLASSES; c++)
+			if (f->config.series_classes >> c & 1)
+				*depth++ = (uint32_t)t->port[port].queue[c].depth_bytes;
 	__atomic_store_n(&t->global->series_head, t->global->series_head + 1, __ATOMIC_RELEASE);
+}
+
+static void each_active_port(struct fabric *f, void (*advance)(struct fabric *f, uint32_t port))
+{
+	uint32_t word;
+
+	for (word = 0; word <= f->config.ports / 64; word++) {
+		uint64_t bits = f->active[word];
+
+		for (; bits != 0; bits &= bits - 1)
+			advance(f, word * 64 + (uint32_t)__builtin_ctzll(bits));
+	}
 }
 
 void fabric_advance(struct fabric *f, int64_t now_ns)
 {
-	uint32_t word;
-
-	if (now_ns > f->now_ns)
-		f->now_ns = now_ns;
-	for (word = 0; word <= f->config.ports / 64; word++) {
-		uint64_t bits = f->active[word];
-
-		while (bits != 0) {
-			tm_advance_port(f, word * 64 + (uint32_t)__builtin_ctzll(bits));
-			bits &= bits - 1;
-		}
+	move_time(f, now_ns);
+	/* Whom a pause or a credit reaches must know before it sends what it could have sent meanwhile. */
+	if (f->config.flow_control != FLOW_CONTROL_NONE)
+		each_active_port(f, tm_land);
+	each_active_port(f, tm_advance_port);
+	if (f->config.watchdog_poll_ns > 0 && f->now_ns >= f->watchdog_next_ns) {
+		watchdog_poll(f);
+		f->watchdog_next_ns = f->now_ns + f->config.watchdog_poll_ns;
 	}
 	if (f->series_interval_ns > 0 && f->now_ns >= f->series_next_ns) {
 		record_series(f);
@@ -302,8 +345,8 @@ void fabric_out_done(struct fabric *f)
 
 int64_t fabric_next_ns(const struct fabric *f)
 {
-	int64_t next = INT64_MAX, at;
-	uint32_t port;
+	int64_t next = NEVER, at;
+	uint32_t port, word, active = 0;
 
 	if (f->outs > 0)
 		return f->now_ns;
@@ -312,25 +355,9 @@ int64_t fabric_next_ns(const struct fabric *f)
 		if (at < next)
 			next = at;
 	}
+	for (word = 0; word <= f->config.ports / 64; word++)
+		active |= f->active[word] != 0;
+	if (active && f->config.watchdog_poll_ns > 0 && f->watchdog_next_ns < next)
+		next = f->watchdog_next_ns;
 	return next;
-}
-
-void fabric_control(struct fabric *f, struct control_request *request)
-{
-	uint32_t index = request->index;
-
-	request->status = 0;
-	if (request->op == FABRIC_SET_SWITCH && index < f->config.switches) {
-		if (request->arg[0] >= 0)
-			f->sw[index].config.hash_seed = (uint64_t)request->arg[0];
-		if (request->arg[1] >= 0)
-			f->sw[index].config.flowlet_gap_ns = request->arg[1];
-	} else if (request->op == FABRIC_SET_PORT_UP && index < f->config.ports) {
-		f->telemetry.port[index].up = request->arg[0] != 0;
-	} else if (request->op == FABRIC_SERIES_INTERVAL && request->arg[0] >= 0) {
-		f->series_interval_ns = request->arg[0];
-		f->series_next_ns = f->now_ns;
-	} else {
-		request->status = -EINVAL;
-	}
 }

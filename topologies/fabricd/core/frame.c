@@ -3,11 +3,21 @@
 
 #include <string.h>
 
-enum { ETHERTYPE_IPV4 = 0x0800, PROTOCOL_TCP = 6, PROTOCOL_UDP = 17, LOCAL_UNICAST = 0x02 };
+enum { ETHERTYPE_IPV4 = 0x0800, ETHERTYPE_MAC_CONTROL = 0x8808, PROTOCOL_TCP = 6, PROTOCOL_UDP = 17, LOCAL_UNICAST = 0x02 };
+enum { OPCODE_PFC = 0x0101, PFC_FIELDS_BYTES = ETHERNET_HEADER_BYTES + 2 + 2 + 2 * MAX_CLASSES };
+
+/* Of MAC control frames: no bridge forwards it. */
+static const uint8_t PFC_ADDRESS[6] = { 0x01, 0x80, 0xc2, 0x00, 0x00, 0x01 };
 
 static uint16_t read16(const uint8_t *p)
 {
 	return (uint16_t)(p[0] << 8 | p[1]);
+}
+
+static void write16(uint8_t *p, uint32_t value)
+{
+	p[0] = (uint8_t)(value >> 8);
+	p[1] = (uint8_t)value;
 }
 
 static uint32_t read32(const uint8_t *p)
@@ -90,8 +100,49 @@ void frame_write_macs(uint8_t *frame, const uint8_t dst[6], const uint8_t src[6]
 	memcpy(frame + 6, src, 6);
 }
 
+/* The checksum is updated as RFC 1624 has it: HC' = ~(~HC + ~m + m'), m the 16-bit word that changes. */
+void frame_set_ce(uint8_t *frame)
+{
+	uint8_t *ip = frame + ETHERNET_HEADER_BYTES;
+	uint32_t before = read16(ip), sum;
+
+	ip[1] |= ECN_CE;
+	sum = (~(uint32_t)read16(ip + 10) & 0xffff) + (~before & 0xffff) + read16(ip);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	write16(ip + 10, ~sum);
+}
+
+int frame_read_pfc(const uint8_t *frame, uint32_t len, struct pfc_frame *pfc)
+{
+	const uint8_t *control = frame + ETHERNET_HEADER_BYTES;
+	uint32_t c;
+
+	if (len < PFC_FIELDS_BYTES || read16(frame + 12) != ETHERTYPE_MAC_CONTROL || read16(control) != OPCODE_PFC ||
+	    memcmp(frame, PFC_ADDRESS, sizeof PFC_ADDRESS) != 0)
+		return 0;
+	pfc->classes = control[3];
+	for (c = 0; c < MAX_CLASSES; c++)
+		pfc->quanta[c] = read16(control + 4 + 2 * c);
+	return 1;
+}
+
+void frame_write_pfc(uint8_t *frame, const uint8_t src[6], const struct pfc_frame *pfc)
+{
+	uint8_t *control = frame + ETHERNET_HEADER_BYTES;
+	uint32_t c;
+
+	memset(frame, 0, PFC_FRAME_BYTES);
+	frame_write_macs(frame, PFC_ADDRESS, src);
+	write16(frame + 12, ETHERTYPE_MAC_CONTROL);
+	write16(control, OPCODE_PFC);
+	control[3] = pfc->classes;
+	for (c = 0; c < MAX_CLASSES; c++)
+		write16(control + 4 + 2 * c, pfc->quanta[c]);
+}
+
 /* The finalizer of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014). */
-static uint64_t mix64(uint64_t x)
+uint64_t mix64(uint64_t x)
 {
 	x ^= x >> 30;
 	x *= 0xbf58476d1ce4e5b9ull;

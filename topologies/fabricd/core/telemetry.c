@@ -11,7 +11,8 @@ static uint64_t align8(uint64_t bytes)
 
 static uint64_t series_row_bytes(const struct telemetry_shape *shape)
 {
-	return align8(sizeof(int64_t) + sizeof(uint32_t) * (uint64_t)shape->ports * shape->classes);
+	return align8(sizeof(int64_t) + sizeof(uint32_t) * (uint64_t)shape->ports *
+		      (uint32_t)__builtin_popcount(shape->series_classes));
 }
 
 static void lay_out(struct telemetry_header *h, const struct telemetry_shape *shape)
@@ -23,6 +24,7 @@ static void lay_out(struct telemetry_header *h, const struct telemetry_shape *sh
 	h->switches = shape->switches;
 	h->nics = shape->nics;
 	h->classes = shape->classes;
+	h->series_classes = shape->series_classes;
 	h->flows = shape->flows;
 	h->series_rows = shape->series_rows;
 	h->trace_records = shape->trace_records;

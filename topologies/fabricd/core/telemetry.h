@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define TELEMETRY_MAGIC 0x53545247u /* "STRG" */
-#define TELEMETRY_VERSION 1u
+#define TELEMETRY_VERSION 2u
 
 #define MAX_CLASSES 8     /* 802.1Q traffic classes, one egress queue each */
 #define SLOTS_PER_SWITCH 256
@@ -31,6 +31,9 @@ enum drop_reason {
 	DROP_SHARED = 2,        /* the dynamic threshold on the switch's shared buffer */
 	DROP_LINK_DOWN = 3,
 	DROP_POOL = 4,          /* the emulator ran out of packet memory: a fidelity failure */
+	DROP_HEADROOM = 5,      /* a lossless frame, and the headroom of the ingress `port` and its class was full */
+	DROP_WATCHDOG = 6,      /* the PFC watchdog's action at an egress queue that was paused for too long */
+	DROP_BIT_ERROR = 7,     /* a planted error: the FCS at the far end of `port`'s link is wrong */
 	/* Frames that a fabric of IP routers does not carry; never part of conservation. */
 	DROP_RUNT = 8,
 	DROP_GIANT = 9,
@@ -44,6 +47,14 @@ enum trace_kind {
 	TRACE_HOP = 1,        /* a frame's last bit left `port`; wait_ns in the queue before its first bit, arg = bytes queued when it came */
 	TRACE_DROP = 2,       /* `reason` (drop_reason) at `port`; arg = bytes queued */
 	TRACE_PATH = 3,       /* `flow` left its switch by `port`, the time before by port `arg` */
+	TRACE_MARK = 4,       /* ECN: the frame got CE at `port`; reason = class, arg = bytes queued before it */
+	/* Of the following, psn = 1 when it begins and 0 when it ends, then with wait_ns = how long it lasted; reason =
+	 * class; flow = UINT32_MAX. */
+	TRACE_PAUSE = 5,      /* ingress `port` tells its peer to stop, and to go on; bytes = charged to the port and class;
+	                         arg = the port of this switch in whose queue most of them stand, UINT32_MAX: in none */
+	TRACE_PAUSED = 6,     /* egress `port` obeys; bytes = queued.  Also when a pause runs out */
+	TRACE_WATCHDOG = 7,   /* a storm at egress `port`; arg = watchdog_action; bytes = queued */
+	TRACE_CREDIT_STALL = 8, /* egress `port` could send but for the credits; bytes = queued */
 	TRACE_RETRANSMIT = 16, /* requester sends psn again; reason = retransmit_reason; arg = QP number */
 	TRACE_TIMEOUT = 17,   /* requester's timer fired with psn unacknowledged; arg = QP number */
 	TRACE_NAK_SENT = 18,  /* responder: psn expected; reason = AETH syndrome; arg = QP number */
@@ -59,7 +70,8 @@ enum retransmit_reason { RETRANSMIT_NAK = 1, RETRANSMIT_TIMEOUT = 2, RETRANSMIT_
 struct telemetry_header {
 	uint32_t magic, version;
 	uint32_t ports, switches, nics, classes;
-	uint32_t flows, series_rows, trace_records, reserved;
+	uint32_t flows, series_rows, trace_records;
+	uint32_t series_classes;   /* mask of the classes that a series row holds, in ascending order */
 	uint64_t global_offset, port_offset, switch_offset, slot_offset, flow_offset, nic_offset, series_offset, trace_offset;
 	uint64_t bytes;
 };
@@ -83,6 +95,23 @@ struct telemetry_global {
 struct telemetry_queue {
 	uint64_t depth_bytes, depth_frames, peak_bytes;
 	uint64_t enqueued_frames, enqueued_bytes, sent_frames, sent_bytes, dropped_frames, dropped_bytes;
+	uint64_t wred_ecn_marked_packets;
+};
+
+/*
+ * One class at one port: its ingress buffer (SAI: ingress priority group) and its flow control.  Names
+ * are SAI's (SAI_INGRESS_PRIORITY_GROUP_STAT_*, SAI_PORT_STAT_PFC_n_*) where SAI has one.  "tx": this port
+ * tells its peer; "rx": the peer tells this port.
+ */
+struct telemetry_priority_group {
+	uint64_t curr_occupancy_bytes, watermark_bytes;                     /* charged, headroom included */
+	uint64_t xoff_room_curr_occupancy_bytes, xoff_room_watermark_bytes; /* in headroom */
+	uint64_t pfc_tx_pkts, pfc_rx_pkts;
+	uint64_t pfc_on2off_rx_pkts;           /* XONs that ended a pause */
+	uint64_t tx_pause_ns, rx_pause_ns;     /* up to the last frame that said so, or the end of the pause */
+	uint64_t wd_deadlock_detected;         /* storms that the watchdog found at this egress queue */
+	uint64_t credit_stalls, credit_stall_ns;
+	uint64_t written_off_bytes;            /* went into the switch and never came out of it */
 };
 
 /* One end of a link: the egress side of the device that owns the port. */
@@ -93,12 +122,15 @@ struct telemetry_port {
 	uint64_t busy_ns;                      /* time spent serialising */
 	uint64_t dropped[DROP_REASONS];        /* frames, by drop_reason */
 	uint64_t up;
+	uint64_t control_frames, control_busy_ns; /* MAC control and credits: in none of the counters above */
 	struct telemetry_queue queue[MAX_CLASSES];
+	struct telemetry_priority_group priority_group[MAX_CLASSES];
 };
 
 struct telemetry_switch {
 	uint64_t in_frames, out_frames;        /* handed to the switch, seen coming out again */
-	uint64_t buffer_used_bytes, buffer_peak_bytes;
+	uint64_t buffer_used_bytes, buffer_peak_bytes; /* in egress queues */
+	uint64_t lossless_used_bytes, lossless_peak_bytes, headroom_used_bytes, headroom_peak_bytes; /* charged to ingress */
 	uint64_t flowlets;                     /* flowlets begun */
 	uint64_t path_changes;
 	struct telemetry_histogram inside_us;  /* time inside the switch, every frame */
@@ -132,7 +164,7 @@ struct telemetry_nic {
 	uint64_t np_ecn_marked_roce_packets, np_cnp_sent, rp_cnp_handled, rp_cnp_ignored; /* as mlx5 names them */
 };
 
-/* A series row is an int64_t time followed by uint32_t depth_bytes[ports][classes], padded to 8 bytes. */
+/* A series row is an int64_t time followed by uint32_t depth_bytes[ports][classes in series_classes], padded to 8 bytes. */
 
 struct trace_record {
 	int64_t t_ns;
@@ -160,7 +192,7 @@ struct telemetry {                             /* pointers into the block, for t
 };
 
 struct telemetry_shape {
-	uint32_t ports, switches, nics, classes, flows, series_rows, trace_records;
+	uint32_t ports, switches, nics, classes, series_classes, flows, series_rows, trace_records;
 };
 
 size_t telemetry_bytes(const struct telemetry_shape *shape);

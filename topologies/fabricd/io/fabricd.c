@@ -29,6 +29,7 @@ enum { SEND_BATCH = 64, SEND_BUFFER_BYTES = 8 << 20, NANOSECONDS = 1000000000 };
 
 struct nic {
 	struct rnic *rnic;
+	uint32_t port; /* its port of the fabric */
 	struct ring ring;
 	int send_fd;   /* in the host's namespace */
 	int sink_fd;   /* holds UDP port 4791, so that the host's kernel does not answer "port unreachable" */
@@ -142,11 +143,12 @@ static int attach_inside(struct fabricd *d, struct nic *n, const char *interface
 	return n->sink_fd < 0 ? n->sink_fd : 0;
 }
 
-int fabricd_attach_nic(struct fabricd *d, uint32_t nic, struct rnic *rnic, const char *netns, const char *interface)
+int fabricd_attach_nic(struct fabricd *d, uint32_t nic, uint32_t port, struct rnic *rnic, const char *netns,
+		       const char *interface)
 {
 	int home, there, status;
 
-	if (nic >= d->config.nics)
+	if (nic >= d->config.nics || port >= d->config.ports)
 		return -EINVAL;
 	home = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
 	there = open(netns, O_RDONLY | O_CLOEXEC);
@@ -162,8 +164,10 @@ int fabricd_attach_nic(struct fabricd *d, uint32_t nic, struct rnic *rnic, const
 		close(there);
 	if (home >= 0)
 		close(home);
-	if (status == 0)
+	if (status == 0) {
+		d->nic[nic].port = port;
 		d->nic[nic].rnic = rnic;
+	}
 	return status;
 }
 
@@ -229,6 +233,7 @@ static void advance_nics(struct fabricd *d, int64_t now_ns)
 
 		if (n->rnic == NULL)
 			continue;
+		rnic_set_paused(n->rnic, fabric_paused_classes(d->fabric, n->port));
 		rnic_advance(n->rnic, now_ns, emit, d);
 		fd = __atomic_load_n(&n->event_fd, __ATOMIC_ACQUIRE);
 		/* An eventfd that is full is readable, which is all that the agent waits for. */

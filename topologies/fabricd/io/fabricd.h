@@ -33,7 +33,8 @@ struct fabricd; /* opaque */
 struct fabricd *fabricd_new(struct fabric *fabric, const struct fabricd_config *config);
 /* These return 0 or a negative errno. `netns` is a path such as /proc/PID/ns/net. */
 int fabricd_attach_port(struct fabricd *d, uint32_t port, const char *tap);
-int fabricd_attach_nic(struct fabricd *d, uint32_t nic, struct rnic *rnic, const char *netns, const char *interface);
+int fabricd_attach_nic(struct fabricd *d, uint32_t nic, uint32_t port, struct rnic *rnic, const char *netns,
+		       const char *interface);
 int fabricd_set_eventfd(struct fabricd *d, uint32_t nic, int fd);
 /* Returns when fabricd_stop() was called. Run it in a thread of its own. */
 void fabricd_run(struct fabricd *d);

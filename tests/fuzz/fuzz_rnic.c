@@ -119,6 +119,9 @@ static void connect(struct side *side, const struct side *peer, uint32_t peer_in
 		must(side, RNIC_MODIFY_QP, ARGS(qp, IBV_QPS_INIT, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
 		must(side, RNIC_MODIFY_QP, ARGS(qp, IBV_QPS_RTR, 0x0a000001 + peer_index, peer->qp_num[i], 0xfffffe, 0, 1, 0));
 		must(side, RNIC_MODIFY_QP, ARGS(qp, IBV_QPS_RTS, 0xfffffe, 50000000, 3, 3, i ? 1024 : 0, 0));
+		if (i > 0)
+			must(side, RNIC_SET_DCQCN, ARGS(qp, 1, 0, 1000000, 4000000, 40000000, 0, 1 << 22, 1 << 30, 0, 1ll << 31, 55000,
+			                                4000, 55000, 4096, 2, i, 50000));
 	}
 }
 
@@ -294,6 +297,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			if (step[2] & 1)
 				verbs_req_notify_cq(side->shared, step[1] % 3);
 			verbs_poll_cq(side->shared, step[1] % 3, wc, 4);
+			rnic_set_paused(side->nic, step[2] & 2 ? step[3] : 0);
 			rnic_event_pending(side->nic);
 			break;
 		case CONTROL:

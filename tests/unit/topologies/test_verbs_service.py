@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 from topologies.fabricd._core import lib
 
-from tests.unit.topologies.rnic_harness import HarnessNic, TelemetryBlock, Wire
+from tests.unit.topologies.rnic_harness import RATE_BPS, HarnessNic, TelemetryBlock, Wire
+from topologies.dcqcn import preset
 from topologies.errors import LabError
 from topologies.fabricd.client import FabricdClient
 from topologies.fabricd.process import ControlServer
 from topologies.fabricd.verbs import AccessFlags, Context, QpState, QueuePair, WcStatus
 from topologies.fabricd.verbs_service import VerbsService
+from topologies.units import LabClock
 
 
 class VerbsOnly:
@@ -109,6 +111,20 @@ def test_a_write_between_two_agents(fabricd: VerbsOnly, contexts: list[Context])
     assert (received.wr_id, received.imm_data, received.byte_len, received.is_recv) == (9, 2**32 - 1, 40_000, True)
     assert np.array_equal(target.array(np.float32)[200:10_200], numbers[100:10_100])
     assert qps[0].query()["unacknowledged_bytes"] == 0
+
+
+def test_congestion_control_is_set_and_queried(fabricd: VerbsOnly, contexts: list[Context]) -> None:
+    qps = connected(contexts, dscp=10)
+    assert (qps[0].query()["rate_bps"], qps[0].query()["alpha"]) == (RATE_BPS, 0.0)
+    for qp in qps:
+        qp.set_dcqcn(preset("nvidia", max_rate_mbps=40_000).to_lab(LabClock(10_000.0)))
+    state = qps[0].query()
+    assert (state["rate_bps"], state["target_rate_bps"]) == (0.4 * RATE_BPS, 0.4 * RATE_BPS)
+    assert state["alpha"] == 1023 / 1024
+    with pytest.raises(LabError, match="set_dcqcn is refused"):
+        qps[0].set_dcqcn({**preset("paper").to_lab(LabClock(10_000.0)), "min_rate": 0})
+    qps[0].set_dcqcn(None)
+    assert qps[0].query()["rate_bps"] == RATE_BPS
 
 
 def test_memory_is_zeroed_again(contexts: list[Context]) -> None:

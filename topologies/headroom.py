@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from topologies.units import ETHERNET_HEADER_BYTES, WIRE_OVERHEAD_BYTES, mtu_frame_bytes
+from topologies.units import WIRE_OVERHEAD_BYTES, mtu_frame_bytes
 
 # Port speed in Gb/s: how long the peer takes to stop, in units of 64 bytes at that speed.
 PEER_RESPONSE_UNITS = {10: 67, 25: 80, 40: 118, 100: 394, 200: 453, 400: 905}
@@ -78,7 +78,10 @@ def of_link(rate_gbps: float, delay_us: float, mtu_bytes: int) -> Headroom:
     return sonic(rate_gbps, delay_us, mtu_frame_bytes(mtu_bytes))
 
 
-def physical_bytes(rate_gbps: float, delay_us: float, mtu_bytes: int) -> int:
-    """The least that loses nothing in this laboratory, whatever the traffic: 2 * delay * rate + 2 frames + PFC."""
-    frame = mtu_bytes + ETHERNET_HEADER_BYTES + WIRE_OVERHEAD_BYTES
-    return math.ceil(2 * delay_us * rate_gbps * 1e3 / 8) + 2 * frame + PFC_FRAME_BYTES + WIRE_OVERHEAD_BYTES
+def physical_bytes(rate_gbps: float, delay_us: float, frame_bytes: int) -> int:
+    """The least that loses nothing here, whatever the traffic: 2 * delay * rate + 2 frames + PFC.
+
+    frame_bytes: of the largest frame, as tcpdump shows it.
+    """
+    frames = 2 * (frame_bytes + WIRE_OVERHEAD_BYTES) + PFC_FRAME_BYTES + WIRE_OVERHEAD_BYTES
+    return math.ceil(2 * delay_us * rate_gbps * 1e3 / 8) + frames

@@ -99,7 +99,7 @@ static uint64_t take_out(struct fabric *f, int forward, int64_t now_ns)
 {
 	static uint8_t copy[POOL_FRAMES][FRAME_BYTES];
 	static struct fabric_out out[POOL_FRAMES];
-	uint32_t count, i;
+	uint32_t count, i, control = 0;
 	const struct fabric_out *due = fabric_out(f, &count);
 
 	CHECK(count <= POOL_FRAMES);
@@ -107,12 +107,13 @@ static uint64_t take_out(struct fabric *f, int forward, int64_t now_ns)
 		CHECK(due[i].port < PORTS && due[i].len >= ETHERNET_HEADER_BYTES && due[i].len <= FRAME_BYTES);
 		out[i] = due[i];
 		memcpy(copy[i], due[i].frame, due[i].len);
+		control += due[i].frame[12] == 0x88; /* MAC control: shown to the device, no delivery */
 	}
 	fabric_out_done(f);
 	for (i = 0; forward && i < count; i++)
 		if (WIRING[out[i].port].kind == DEVICE_SWITCH)
 			fabric_rx(f, WIRING[out[i].port].other, copy[i], out[i].len, now_ns);
-	return count;
+	return count - control;
 }
 
 static void check_conservation(struct fabric *f, uint64_t delivered)
@@ -141,12 +142,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	void *memory = zeroed(fabric_bytes(&CONFIG)), *telemetry = zeroed(fabric_telemetry_bytes(&CONFIG));
-	struct fabric *f = build(memory, telemetry);
+	struct fabric_config config = configuration(size > 0 ? data[0] : 0);
+	void *memory = zeroed(fabric_bytes(&config)), *telemetry = zeroed(fabric_telemetry_bytes(&config));
+	struct fabric *f = build(memory, telemetry, &config);
 	uint64_t delivered = 0;
 	int64_t now_ns = 1000000;
 	uint32_t steps = 0;
 
+	if (size > 0) {
+		data++;
+		size--;
+	}
 	while (size >= STEP_BYTES && steps++ < MAX_STEPS) {
 		uint8_t flags = data[0], port = data[1] % PORTS;
 		uint32_t wanted = (uint32_t)(data[2] << 8 | data[3]), len;
@@ -164,8 +170,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			arrival_ns = now_ns;
 		data += STEP_BYTES;
 		size -= STEP_BYTES;
-		if (flags & RETUNE)
+		if (flags & RETUNE) {
 			fabric_control(f, &request);
+			/* Any operation with the same small arguments: refused or harmless. */
+			request.op = FABRIC_SET_ECN + data[-1] % 6;
+			request.index = port;
+			if (request.op == FABRIC_SET_DRAIN)
+				request.arg[0] = request.arg[0] * 100000; /* or it would take days */
+			fabric_control(f, &request);
+		}
 		if (flags & LINK_CHANGE) {
 			request = (struct control_request){ .index = port, .op = FABRIC_SET_PORT_UP, .arg = { request.arg[0] & 1 } };
 			fabric_control(f, &request);
@@ -188,10 +201,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		fabric_advance(f, now_ns);
 		delivered += take_out(f, flags & FORWARD, now_ns);
 	}
-	/* Frames of one port are no longer than its buffer, so all are out after a while. */
+	/* Frames of one port are no longer than its buffer, so all are out after a while, unless a peer says stop for ever. */
+	for (steps = 0; steps < PORTS; steps++) {
+		struct control_request calm = { .index = steps, .op = FABRIC_PAUSE_STORM };
+
+		fabric_control(f, &calm);
+	}
 	for (steps = 0; fabric_next_ns(f) != INT64_MAX; steps++) {
 		CHECK(steps < 100000);
-		now_ns += 1000000;
+		/* From event to event: a receiver may be slower than any fixed step. */
+		now_ns = fabric_next_ns(f) > now_ns ? fabric_next_ns(f) : now_ns + 1000;
 		fabric_advance(f, now_ns);
 		delivered += take_out(f, 0, now_ns);
 	}

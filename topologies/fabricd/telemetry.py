@@ -128,7 +128,7 @@ class Telemetry:
         """Maps ``memory`` (a buffer that starts with the header). Raises LabError if it is not such a block."""
         header = np.frombuffer(memory, HEADER_DTYPE, count=1)[0] if len(memory) >= HEADER_DTYPE.itemsize else None
         if header is None or header["magic"] != lib.TELEMETRY_MAGIC:
-            raise LabError("the telemetry block is not one of fabricd's", remedy="run 'straggler clean' and start again")
+            raise LabError("the telemetry block is not fabricd's", remedy="run 'straggler clean' and start again")
         if header["version"] != lib.TELEMETRY_VERSION:
             raise LabError(
                 f"the telemetry block has layout {header['version']}, this program reads {lib.TELEMETRY_VERSION}",

@@ -168,7 +168,7 @@ def test_only_the_paused_class_stops() -> None:
 @pytest.mark.parametrize("delay_us", [0.0, 0.5, 4.0])
 def test_headroom_of_two_delays_and_two_frames_is_enough_and_needed(delay_us: float) -> None:
     """The worst case: nothing drains, the pause waits for a frame the other way, the peer has just begun one."""
-    needed = headroom.physical_bytes(100.0, delay_us, 4096 + 28)
+    needed = headroom.physical_bytes(100.0, delay_us, FRAME)
 
     def lost(headroom_bytes: float) -> int:
         spec = STAR.replace(link_delay_us=delay_us, headroom_kb=headroom_bytes / KB, xoff_kb=6 * FRAME / KB)

@@ -37,7 +37,7 @@ void credits_configure(struct fabric *f, uint32_t port)
 	uint32_t c;
 
 	for (c = 0; c < MAX_CLASSES; c++)
-		peer->egress[c].limit_units = buffer_units(p);
+		peer->egress[c].limit_units = priority_group(f, peer, c)->credit_limit_units = buffer_units(p);
 }
 
 int credits_suffice(const struct fabric *f, const struct port *p, uint32_t c)
@@ -71,6 +71,7 @@ void credits_spend(struct fabric *f, struct port *p, uint32_t c, uint32_t len, i
 	struct egress *out = &p->egress[c];
 
 	out->sent_units += credit_units(len);
+	priority_group(f, p, c)->credit_sent_units = out->sent_units;
 	assert(out->sent_units <= out->limit_units);
 	if (out->stalled_since_ns == NEVER)
 		return;
@@ -135,7 +136,7 @@ void credits_arrived(struct fabric *f, uint32_t port, uint32_t index, int64_t at
 	for (c = 0; c < MAX_CLASSES; c++) {
 		if (!(update.classes >> c & 1) || update.limit[c] <= p->egress[c].limit_units)
 			continue;
-		p->egress[c].limit_units = update.limit[c];
+		p->egress[c].limit_units = priority_group(f, p, c)->credit_limit_units = update.limit[c];
 		p->egress[c].credit_ns = at_ns;
 	}
 	tm_wake(f, port, at_ns);

@@ -308,6 +308,11 @@ static void each_active_port(struct fabric *f, void (*advance)(struct fabric *f,
 	}
 }
 
+static int has_watchdog(const struct fabric *f)
+{
+	return f->config.watchdog_poll_ns > 0 && f->config.flow_control == FLOW_CONTROL_PFC;
+}
+
 void fabric_advance(struct fabric *f, int64_t now_ns)
 {
 	move_time(f, now_ns);
@@ -315,7 +320,7 @@ void fabric_advance(struct fabric *f, int64_t now_ns)
 	if (f->config.flow_control != FLOW_CONTROL_NONE)
 		each_active_port(f, tm_land);
 	each_active_port(f, tm_advance_port);
-	if (f->config.watchdog_poll_ns > 0 && f->now_ns >= f->watchdog_next_ns) {
+	if (has_watchdog(f) && f->now_ns >= f->watchdog_next_ns) {
 		watchdog_poll(f);
 		f->watchdog_next_ns = f->now_ns + f->config.watchdog_poll_ns;
 	}
@@ -357,7 +362,7 @@ int64_t fabric_next_ns(const struct fabric *f)
 	}
 	for (word = 0; word <= f->config.ports / 64; word++)
 		active |= f->active[word] != 0;
-	if (active && f->config.watchdog_poll_ns > 0 && f->watchdog_next_ns < next)
+	if (active && has_watchdog(f) && f->watchdog_next_ns < next)
 		next = f->watchdog_next_ns;
 	return next;
 }

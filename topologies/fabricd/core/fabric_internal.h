@@ -80,11 +80,10 @@ struct faults {
 	uint64_t let_through, lose;
 };
 
+/* What every tick looks at comes first. */
 struct port {
-	struct port_config config;
-	struct fifo queue[MAX_CLASSES];
-	struct fifo control;        /* MAC control frames of the device */
 	struct fifo line;           /* frames between the two ends of the link */
+	struct fifo control;        /* MAC control frames of the device */
 	struct fifo receive;        /* of a host: received, not yet drained */
 	uint32_t serialising;       /* the frame on the wire, or NONE */
 	uint8_t waiting_classes;    /* mask of queues that are not empty */
@@ -95,6 +94,7 @@ struct port {
 	uint8_t watchdog_classes;   /* mask: in a storm */
 	uint8_t round_class;        /* of the scheduler */
 	uint8_t has_faults;
+	struct fifo queue[MAX_CLASSES];
 	int64_t wire_free_ns;
 	int64_t next_start_ns;      /* when the wire is free: the next frame begins; NEVER */
 	int64_t announce_since_ns;
@@ -103,6 +103,7 @@ struct port {
 	uint64_t lossy_bytes;       /* queued or serialising, not charged to an ingress */
 	uint64_t receive_bytes;
 	uint64_t random;            /* of marking */
+	struct port_config config;
 	struct ingress ingress[MAX_CLASSES];
 	struct egress egress[MAX_CLASSES];
 	struct faults faults;

@@ -7,15 +7,18 @@
  */
 #include "fabric_internal.h"
 
-/* The smallest share gets a full frame a round, so that every round serves every class. */
+/* The smallest share of those in use gets a full frame a round, so that every round serves every class. */
 void scheduler_configure(struct fabric *f, struct port *p)
 {
 	int64_t frame = (int64_t)f->config.frame_bytes + ETHERNET_OVERHEAD_BYTES;
-	uint8_t least = UINT8_MAX;
-	uint32_t c;
+	uint8_t least = 100;
+	uint32_t c, dscp, in_use = 0;
 
+	for (dscp = 0; dscp < sizeof f->config.dscp_class; dscp++)
+		in_use |= 1u << f->config.dscp_class[dscp] % MAX_CLASSES;
+	in_use &= ~(uint32_t)p->config.strict_classes;
 	for (c = 0; c < MAX_CLASSES; c++)
-		if (!(p->config.strict_classes >> c & 1) && p->config.ets_share[c] < least)
+		if (in_use >> c & 1 && p->config.ets_share[c] < least)
 			least = p->config.ets_share[c];
 	for (c = 0; c < MAX_CLASSES; c++)
 		p->egress[c].quantum = frame * p->config.ets_share[c] / least + 1;

@@ -111,6 +111,7 @@ struct telemetry_priority_group {
 	uint64_t tx_pause_ns, rx_pause_ns;     /* up to the last frame that said so, or the end of the pause */
 	uint64_t wd_deadlock_detected;         /* storms that the watchdog found at this egress queue */
 	uint64_t credit_stalls, credit_stall_ns;
+	uint64_t credit_limit_units, credit_sent_units; /* of this egress, 64 bytes each, since the beginning */
 	uint64_t written_off_bytes;            /* went into the switch and never came out of it */
 };
 

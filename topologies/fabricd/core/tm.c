@@ -22,11 +22,16 @@ uint32_t fifo_pop(struct fabric *f, struct fifo *q)
 	return packet;
 }
 
+/* Something waits for the wire, or will. */
+static int can_start(const struct port *p)
+{
+	return (p->waiting_classes | p->announce_classes) != 0 || p->control.head != NONE;
+}
+
 static int idle(const struct port *p)
 {
-	return p->waiting_classes == 0 && p->serialising == NONE && p->line.head == NONE && p->receive.head == NONE &&
-	       p->control.head == NONE &&
-	       (p->announce_classes | p->xoff_classes | p->storm_classes | p->paused_classes | p->watchdog_classes) == 0;
+	return p->serialising == NONE && p->line.head == NONE && !can_start(p) && p->receive.head == NONE &&
+	       (p->xoff_classes | p->storm_classes | p->paused_classes | p->watchdog_classes) == 0;
 }
 
 enum drop_reason tm_admit(const struct fabric *f, uint32_t port, uint32_t traffic_class, uint32_t len, uint32_t ingress)
@@ -149,6 +154,10 @@ static int start(struct fabric *f, struct port *p, int64_t until_ns)
 	int control;
 	struct packet *packet;
 
+	if (!can_start(p)) {
+		p->next_start_ns = NEVER;
+		return 0;
+	}
 	p->next_start_ns = next_start(f, p, &eligible, &control);
 	if (p->next_start_ns > until_ns || p->next_start_ns == NEVER)
 		return 0;
@@ -274,8 +283,11 @@ void tm_advance_port(struct fabric *f, uint32_t port)
 
 	if (f->config.flow_control == FLOW_CONTROL_PFC)
 		pfc_advance(f, port);
-	tm_serve(f, port, f->now_ns);
-	tm_land(f, port);
+	/* Most ticks find nothing to do here. */
+	if (p->serialising == NONE ? can_start(p) : f->packet[p->serialising].due_ns <= f->now_ns)
+		tm_serve(f, port, f->now_ns);
+	if (p->line.head != NONE)
+		tm_land(f, port);
 	if (p->receive.head != NONE)
 		receiver_drain(f, port);
 	if (idle(p))

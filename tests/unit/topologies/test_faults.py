@@ -1,0 +1,184 @@
+"""Planted faults in virtual time: broken frames, links that go down, slow receivers; and what they must not break."""
+
+from __future__ import annotations
+
+import pytest
+from topologies.fabricd._core import lib
+
+from tests.unit.topologies.qos_fabric import (
+    DATA,
+    FRAME,
+    KB,
+    LOSSLESS,
+    MS,
+    access,
+    burst,
+    drops,
+    events,
+    quiet,
+)
+from tests.unit.topologies.virtual_fabric import VirtualFabric
+from topologies.errors import LabError
+from topologies.fabricd.fabric_service import FabricService
+from topologies.fabricd.telemetry import TraceKind
+from topologies.spec import FabricSpec
+
+SPEC = FabricSpec(leaves=1, spines=1, hosts_per_leaf=6, slowdown=10_000, buffer_kb=2048, host_buffer_kb=65_536,
+                  flow_control="pfc", xoff_kb=20, xon_offset_kb=8)  # fmt: skip
+
+
+def service(fabric: VirtualFabric) -> FabricService:
+    """The control operations as fabricd serves them, on a fabric in virtual time."""
+
+    def call(target: int, index: int, op: int, args: tuple[int, ...]) -> tuple[int, ...]:
+        assert target == lib.CONTROL_FABRIC
+        fabric.core.control(op, index, *args)
+        return ()
+
+    return FabricService(fabric.fabric, call)
+
+
+def test_bit_errors_lose_the_share_that_was_asked_for_and_repeat_with_the_seed() -> None:
+    def lost(seed: int) -> list[int]:
+        fabric = VirtualFabric(SPEC)
+        port = fabric.fabric.nic("h0").index
+        service(fabric).handle("set_bit_errors", {"port": port, "probability": 0.1, "seed": seed})
+        burst(fabric, "h0", "h1", 2000, payload=50)
+        fabric.run()
+        quiet(fabric)
+        records = events(fabric, TraceKind.DROP)
+        assert set(records["port"]) == {port}
+        assert set(drops(fabric)) == {"BIT_ERROR"}
+        return [int(t) for t in records["t_ns"]]
+
+    first = lost(1)
+    assert abs(len(first) - 200) < 4 * (2000 * 0.1 * 0.9) ** 0.5
+    assert lost(1) == first != lost(2)
+
+
+def test_a_planted_drop_loses_exactly_the_named_frame() -> None:
+    fabric = VirtualFabric(SPEC)
+    service(fabric).handle(
+        "plant_drop",
+        {"port": access(fabric, "h2").index, "src_ip": "10.0.0.1", "let_through": 6, "least_bytes": 1000},
+    )
+    for number in range(10):
+        for sender in ("h0", "h1"):
+            burst(fabric, sender, "h2", 1, payload=2000 + number, at_ns=(5 + 10 * number) * MS)
+            burst(fabric, sender, "h2", 1, payload=100, at_ns=(7 + 10 * number) * MS)
+    fabric.run()
+    assert drops(fabric) == {"BIT_ERROR": 1}
+    [drop] = events(fabric, TraceKind.DROP)
+    assert drop["bytes"] == 2006 + 42
+    flow = fabric.core.telemetry.flows[drop["flow"]]
+    assert int(flow["src_ip"]).to_bytes(4, "big") == bytes((10, 0, 0, 1))
+    quiet(fabric)
+
+
+@pytest.mark.parametrize("flow_control", ["pfc", "none"])
+def test_a_slow_receiver_pauses_its_leaf_or_drops(flow_control: str) -> None:
+    fabric = VirtualFabric(SPEC.replace(flow_control=flow_control))
+    nic = fabric.fabric.nic("h1")
+    service(fabric).handle("set_drain", {"port": nic.index, "drain_bps": 2.5e6})
+    burst(fabric, "h0", "h1", 120)
+    fabric.run()
+    arrived = [at for at, _, _ in fabric.delivered]
+    assert arrived[-1] - arrived[0] == pytest.approx((len(arrived) - 1) * FRAME * 8e9 / 2.5e6, rel=0.001)
+    quiet(fabric)
+    group = fabric.core.telemetry.ports["priority_group"][:, LOSSLESS]
+    if flow_control == "none":
+        assert set(drops(fabric)) == {"TAIL"}
+        assert fabric.core.telemetry.ports["dropped"][nic.index].sum() == 120 - len(arrived)
+        return
+    assert drops(fabric) == {}
+    assert group["pfc_tx_pkts"][nic.index] > 0
+    # A quarter of the rate: the link to it is held three quarters of the time, and so is the sender's.
+    assert group["rx_pause_ns"][nic.peer] / (arrived[-1] - arrived[0]) == pytest.approx(0.75, abs=0.08)
+    first = events(fabric, TraceKind.PAUSE)[0]
+    assert first["port"] == nic.index  # the root of all pauses
+    assert any(port == nic.peer for _, port, _ in fabric.control)
+
+
+def test_a_receiver_that_recovers_is_at_line_rate_again() -> None:
+    fabric = VirtualFabric(SPEC)
+    nic = fabric.fabric.nic("h1").index
+    fabric.core.control(lib.FABRIC_SET_DRAIN, nic, 500_000)
+    burst(fabric, "h0", "h1", 200)
+    fabric.run(500 * MS)
+    fabric.core.control(lib.FABRIC_SET_DRAIN, nic, 0)
+    fabric.run()
+    arrived = [at for at, _, _ in fabric.delivered]
+    assert arrived[-1] - arrived[-101] == pytest.approx(100 * (FRAME + 24) * 8e9 / 1e7, rel=0.001)
+    quiet(fabric)
+
+
+@pytest.mark.parametrize("flow_control", ["none", "pfc", "credits"])
+def test_a_link_that_goes_down_and_up_leaves_nothing_behind(flow_control: str) -> None:
+    fabric = VirtualFabric(SPEC.replace(flow_control=flow_control, pause_quanta=2000))
+    port = access(fabric, "h3")
+    for sender in range(3):
+        burst(fabric, f"h{sender}", "h3", 60)
+    for up, at_ms in ((False, 100), (True, 160), (False, 230), (True, 300)):
+        fabric.run(at_ms * MS)
+        for index in (port.index, port.peer):
+            service(fabric).handle("set_port", {"port": index, "up": up})
+    fabric.run()
+    assert set(drops(fabric)) <= ({"LINK_DOWN", "TAIL"} if flow_control == "none" else {"LINK_DOWN"})
+    assert drops(fabric)["LINK_DOWN"] > 0
+    quiet(fabric)
+    burst(fabric, "h4", "h3", 50, at_ns=fabric.now_ns + MS)
+    before = len(fabric.delivered)
+    fabric.run()
+    assert len(fabric.delivered) - before == 50
+
+
+def test_a_profile_changes_live() -> None:
+    fabric = VirtualFabric(SPEC)
+    group = fabric.core.telemetry.ports["priority_group"][:, LOSSLESS]
+
+    def play(host: str) -> int:
+        burst(fabric, host, "h5", 60, at_ns=fabric.now_ns + MS)
+        burst(fabric, "h4", "h5", 60, at_ns=fabric.now_ns + MS)
+        fabric.run()
+        quiet(fabric)
+        return int(group["watermark_bytes"][access(fabric, host).index])
+
+    assert play("h0") < 50 * KB
+    service(fabric).handle("set_buffer", {"switch": "*", "xoff_bytes": 100 * KB})
+    assert play("h1") > 100 * KB
+    service(fabric).handle("set_buffer", {"switch": 0, "xoff_bytes": 10 * KB, "headroom_bytes": 0})
+    play("h2")
+    assert drops(fabric)["HEADROOM"] > 0
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        ("set_drain", {"port": 6, "drain_bps": 1}),  # not a host's
+        ("set_drain", {"port": 0, "drain_bps": -1}),
+        ("set_bit_errors", {"port": 0, "probability": 1.5}),
+        ("set_bit_errors", {"port": 999, "probability": 0.5}),
+        ("pause_storm", {"port": 0, "classes": [8]}),
+        ("set_buffer", {"switch": 0, "alpha": 0}),
+        ("set_ecn", {"switch": 7, "kmin_bytes": 1}),
+        ("plant_drop", {"port": 0, "lose": -1}),
+    ],
+)
+def test_operations_that_make_no_sense_are_refused(op: str, arguments: dict[str, object]) -> None:
+    with pytest.raises(LabError):
+        service(VirtualFabric(SPEC)).handle(op, arguments)
+
+
+def test_a_storm_without_pfc_is_refused() -> None:
+    with pytest.raises(LabError):
+        service(VirtualFabric(SPEC.replace(flow_control="none"))).handle("pause_storm", {"port": 0, "classes": [3]})
+
+
+def test_pause_frames_mean_nothing_where_there_is_no_pfc() -> None:
+    fabric = VirtualFabric(SPEC.replace(flow_control="none"))
+    pause = bytes.fromhex("0180c2000001 020000000001 8808 0101 00ff") + b"\xff" * 16 + bytes(26)
+    fabric.core.rx(access(fabric, "h0").index, pause, MS)
+    burst(fabric, "h0", "h1", 3)
+    fabric.run()
+    assert [frame[15] >> 2 for _, _, frame in fabric.delivered] == [DATA] * 3
+    assert drops(fabric) == {"NOT_IPV4": 1}

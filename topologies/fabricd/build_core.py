@@ -13,7 +13,10 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-HEADERS = ["core/telemetry.h", "core/control.h", "core/frame.h", "core/fabric.h", "core/verbs.h", "core/rnic.h", "io/fabricd.h"]
+HEADERS = [
+    *(f"core/{name}.h" for name in ("telemetry", "control", "frame", "fabric", "verbs", "rnic")),
+    "io/fabricd.h",
+]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"] if os.environ.get("STRAGGLER_DEV") else []
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from scapy.layers.l2 import Ether
 from topologies.fabricd._core import lib
+
+from tests.unit.topologies.virtual_fabric import Metadata, VirtualFabric
 from topologies.fabricd.telemetry import DropReason, TraceKind, histogram_percentile
 from topologies.spec import FabricSpec
 from topologies.units import serialisation_ns
-
-from tests.unit.topologies.virtual_fabric import Metadata, VirtualFabric
 
 SPEC = FabricSpec(leaves=2, spines=2, hosts_per_leaf=2, slowdown=10_000)
 MS = 1_000_000
@@ -75,7 +75,8 @@ def test_incast_drops_first_when_the_excess_exceeds_the_buffer(senders: int) -> 
     fabric.run()
     trace = fabric.core.telemetry.drain_trace()
     drops = trace[trace["kind"] == TraceKind.DROP]
-    assert len(drops) and set(drops["reason"]) == {DropReason.TAIL}
+    assert len(drops)
+    assert set(drops["reason"]) == {DropReason.TAIL}
     access = fabric.fabric.peer(fabric.fabric.nic("h3")).index
     assert set(drops["port"]) == {access}
     before = trace[(trace["t_ns"] < drops["t_ns"][0]) & (trace["kind"] == TraceKind.HOP)]
@@ -111,8 +112,10 @@ def test_the_first_of_a_switchs_bytes_is_where_and_when_it_came_in() -> None:
     fabric.send("h1", fabric.packet("h1", "h3", 100), 7 * MS)
     fabric.run()
     leaf, spine, far_leaf = fabric.inside
-    assert leaf[0] == "leaf0" and leaf[1].ingress_port == fabric.fabric.peer(fabric.fabric.nic("h1")).number
-    assert spine[0].startswith("spine") and far_leaf[0] == "leaf1"
+    assert leaf[0] == "leaf0"
+    assert leaf[1].ingress_port == fabric.fabric.peer(fabric.fabric.nic("h1")).number
+    assert spine[0].startswith("spine")
+    assert far_leaf[0] == "leaf1"
     assert leaf[1].time_us < spine[1].time_us < far_leaf[1].time_us
 
 
@@ -143,7 +146,8 @@ def test_the_series_holds_every_queue_at_the_interval() -> None:
     assert depth.shape == (len(t_ns), len(fabric.fabric.ports), 1)
     assert (t_ns[1:] - t_ns[:-1] >= 5 * MS * 0.5).all()
     queued = depth[:, fabric.fabric.nic("h0").index, 0]
-    assert queued.max() > 28 * 4138 and queued[-1] == 0
+    assert queued.max() > 28 * 4138
+    assert queued[-1] == 0
     assert (queued[1:] <= queued[:-1]).all()
 
 
@@ -163,14 +167,16 @@ def test_what_the_fabric_does_not_carry_is_counted_and_dropped(frame: bytes, rea
     fabric.run()
     ports = fabric.core.telemetry.ports
     assert ports["dropped"][fabric.fabric.nic("h0").index, reason] == 1
-    assert ports["dropped"].sum() == 1 and ports["rx_frames"].sum() == 0
+    assert ports["dropped"].sum() == 1
+    assert ports["rx_frames"].sum() == 0
     assert fabric.delivered == []
 
 
 def test_a_switch_that_emits_frames_of_its_own_is_noticed() -> None:
     fabric = VirtualFabric(SPEC)
     uplink = fabric.fabric.uplinks("leaf0")[0].index
-    frame = bytes(Ether(dst="ff:ff:ff:ff:ff:ff", src="00:11:22:33:44:55", type=0x0800)) + fabric.packet("h0", "h2", 10)[14:]
+    header = Ether(dst="ff:ff:ff:ff:ff:ff", src="00:11:22:33:44:55", type=0x0800)
+    frame = bytes(header) + fabric.packet("h0", "h2", 10)[14:]
     fabric.core.rx(uplink, frame, MS)
     assert fabric.core.telemetry.ports["dropped"][uplink, DropReason.FOREIGN_MAC] == 1
 

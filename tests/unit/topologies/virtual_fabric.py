@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
+
 from topologies.fabric import Fabric, describe
 from topologies.fabricd.binding import FabricCore
 from topologies.spec import FabricSpec

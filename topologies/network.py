@@ -81,6 +81,8 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
         """Create nodes and links, and configure the hosts."""
         ovs_version, datapath = ovs.version(), ovs.datapath()
         self._lock.acquire()
+        for objects in (self.hosts, self.switches, self.links):
+            objects.clear()  # like Mininet's, ours are still there after `stop`
         with self._all_or_nothing():
             cleanup.remove(cleanup.State.load())  # what a killed lab may have left
             ovs_scheduler = self._claim(datapath)
@@ -101,9 +103,13 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
         with self._all_or_nothing():
             for switch in self.switches:
                 switch.controller_port = self.controller_port
-            super().start()
-            if self._start_fabricd is not None:
-                self.fabricd = self._start_fabricd(self.fabric)
+            if self._start_fabricd is None:
+                super().start()
+                return
+            with ThreadPoolExecutor(max_workers=1) as pool:  # it needs the interfaces, but not the bridges
+                fabricd = pool.submit(self._start_fabricd, self.fabric)
+                super().start()
+            self.fabricd = fabricd.result()
 
     def route_statically(self) -> None:
         """Routes without a controller: every destination over one fixed path (`switch.static_flows`)."""

@@ -10,6 +10,7 @@ from typing import Any
 from controllers import process as controller_process
 from controllers.client import ControllerClient
 from labs.lab import Lab
+from labs.runner_outcome import CONTROLLER_DIED
 from labs.runner_ranks import Ranks
 from labs.runner_record import Recorder
 from topologies.errors import LabError
@@ -86,7 +87,7 @@ class Session:
         if self._trouble is None and now - self._checked_at > _ALIVE_CHECK_S:
             self._checked_at = now
             if not self._controller.alive():
-                self._trouble = "the controller died"
+                self._trouble = CONTROLLER_DIED
             elif not self._fabricd.alive():
                 self._trouble = "fabricd died"
         return self._trouble

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
@@ -81,7 +80,10 @@ def run_lab(lab: Lab, seeds: Sequence[int], out: Path | None, report: Reporter) 
             if not outcome.runs:
                 writer.finish()  # nothing, but for the folder
                 with suppress(OSError):
-                    (directory.rmdir if out else partial(os.removedirs, directory))()
+                    if out is None:
+                        os.removedirs(directory)
+                    else:
+                        directory.rmdir()
         if outcome.runs:
             report.step("writing results, plots and the report")
             writer.finish()

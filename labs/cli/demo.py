@@ -11,7 +11,7 @@ from labs.cli.run import play
 
 LAB = "m5_ecmp_collisions"
 POLICIES = ("ecmp", "flowlet", "dlb", "spray")
-ITERATIONS = 2
+ITERATIONS = 3
 
 
 @click.command(epilog="""\b

@@ -191,13 +191,17 @@ class FabricController(app_manager.RyuApp):  # type: ignore[misc]
         period_ns = max(fabric.clock.lab_ns(period_us), SHORTEST_PERIOD_NS)
         samplers, telemetry = self._samplers(steering), None
         due_ns = time.monotonic_ns()
-        while self._steering is steering and fleet is not None:
+        while fleet is not None:
             due_ns = max(due_ns + period_ns, time.monotonic_ns())  # late: no catching up
-            hub.sleep((due_ns - time.monotonic_ns()) / 1e9)
+            hub.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
+            if self._steering is not steering:
+                return
             try:
                 if telemetry is None:
                     telemetry = self._open_telemetry()
                 for leaf, sampler in samplers.items():
+                    if leaf not in fleet.installed:
+                        continue  # its rules are being brought, from the table as it is
                     now_ns = time.monotonic_ns()
                     load = sampler.sample(telemetry, now_ns)
                     if load is None or self._steering is not steering:
@@ -211,6 +215,10 @@ class FabricController(app_manager.RyuApp):  # type: ignore[misc]
                 self._trouble["telemetry" if telemetry is None else "policy"] = error.message
                 if telemetry is not None:
                     return
+            except Exception as error:  # nobody may have to guess why the tables no longer change
+                log.exception("the update loop")
+                self._trouble["policy"] = f"the update loop ended: {type(error).__name__}: {error}"
+                return
 
     def _samplers(self, steering: Steering) -> dict[str, LeafSampler]:
         from topologies.fabricd.binding import flow_hash  # needs the native core, and only a live policy does
@@ -244,6 +252,9 @@ class FabricController(app_manager.RyuApp):  # type: ignore[misc]
                 except LabError as error:
                     self._trouble["fabric"] = error.message
                     log.error("%s", error.message)
+                except Exception as error:  # of a file that is not what it should be
+                    self._trouble["fabric"] = f"cannot use {path}: {type(error).__name__}: {error}"
+                    log.exception("%s", path)
             hub.sleep(WATCH_PERIOD_S)
 
     def _poll_statistics(self) -> None:

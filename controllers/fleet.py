@@ -46,22 +46,24 @@ class Fleet:
     def install(self, switch: Switch, session: openflow.Session, steering: Steering) -> None:
         """All rules of a switch that has just connected.
 
-        A known one may be forwarding, so nothing that it may use is deleted.  Raises LabError.
+        A known one may be forwarding still, so nothing that it may use is deleted: a leaf gets its path table into the
+        idle bank, as at a switch-over.  Raises LabError.
         """
         self.sessions[switch.name] = session
         messages: list[bytes] = []
         if switch.name not in self._known:
             messages += [openflow.table_clear(), openflow.group_delete(), openflow.barrier()]
         rules = list(self._base_rules[switch.name])
+        bank = _other(self.bank.get(switch.name, BANKS[1]))
         if switch.name in steering.tables:
-            bank = self.bank.setdefault(switch.name, BANKS[0])
-            messages += self._fill(switch.name, bank, steering)
+            messages += [*_empty(bank), *self._fill(switch.name, bank, steering)]
             rules.append(bank_rule(self.fabric, bank))
-        messages += [openflow.flow_add(rule) for rule in rules]
-        messages.append(openflow.barrier())
+        messages += [*(openflow.flow_add(rule) for rule in rules), openflow.barrier()]
         if switch.name in steering.tables:
             messages += _empty(_other(bank))
         session.ask(messages).wait(ANSWER_TIMEOUT_S)
+        if switch.name in steering.tables:
+            self.bank[switch.name] = bank
         self._known.add(switch.name)
         self.installed.add(switch.name)
 

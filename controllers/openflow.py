@@ -22,6 +22,7 @@ from ryu.ofproto import ofproto_v1_3_parser as parser
 
 from controllers.path_table import INDEX_BYTE
 from controllers.pipeline import Rule, SelectGroup
+from controllers.policy import Index
 from topologies.errors import LabError
 
 ETHERTYPE_IPV4 = 0x0800
@@ -216,14 +217,12 @@ def discards(counters: Mapping[str, Mapping[int, Mapping[str, int]]]) -> dict[st
             if any(ports.values())}
 
 
-def entry_counters(stats: Iterable[Any], index: str) -> dict[int, dict[str, int]]:
-    """Packets and bytes of each entry of a bank; the one rule of a select group counts as entry 0."""
+def entry_counters(stats: Iterable[Any], index: Index) -> dict[int, dict[str, int]]:
+    """Packets and bytes of each entry of a bank; a select group's one rule counts as entry 0."""
     counters = {}
     for stat in stats:
-        entry = 0
-        if index != "group":
-            value = stat.match["eth_src"][0] if isinstance(stat.match["eth_src"], tuple) else stat.match["eth_src"]
-            entry = int(value.replace(":", ""), 16) >> 8 * INDEX_BYTE[index] & 0xFF  # type: ignore[index]
+        value, _mask = stat.match.get("eth_src", ("0", "0"))  # a table of one entry matches no bits at all
+        entry = int(value.replace(":", ""), 16) >> 8 * INDEX_BYTE.get(index, 0) & 0xFF
         counters[entry] = {"packets": int(stat.packet_count), "bytes": int(stat.byte_count)}
     return counters
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import labs.workload as workloads
 from controllers.registry import create_policy, find_policy
+from labs.agents import collectives
 from labs.measure import theory
 from labs.workload import Workload, check_key
 from topologies import spec as specs
@@ -138,6 +139,7 @@ class Lab:
         """What is odd but possible, one sentence each.  Raises LabError for what is not possible.  No root needed."""
         for policy in (*self.policies, *self.policy_params, *(e.policy for e in self.expectations)):
             create_policy(policy, self.policy_params.get(policy))
+        self._check_nics()
         notes = []
         flows = len(self.workload.plan(self.fabric).channels) * self.workload.qps_per_connection
         windows_kb = self.fabric.hosts_per_leaf * self.workload.qps_per_connection * self.workload.window_bytes / 1024
@@ -154,6 +156,26 @@ class Lab:
         if flows > 256:
             notes.append(f"{flows} flows: more than the 256 slots of a leaf's flow table")
         return notes
+
+    def _check_nics(self) -> None:
+        """Raises LabError when a NIC has not the memory or the queue pairs for a rank, or fabricd for all the flows."""
+        from topologies.fabricd._core import lib
+
+        from topologies.fabricd.binding import FLOWS
+
+        job, lanes = self.workload.plan(self.fabric), self.workload.qps_per_connection
+        for rank in job.ranks:
+            pairs = lanes * sum((channel.source, channel.target).count(rank.index) for channel in job.channels)
+            if pairs > lib.VERBS_MAX_QPS:
+                raise LabError(f"{rank.host} needs {pairs} queue pairs, a NIC has {lib.VERBS_MAX_QPS}",
+                               "lower qps_per_connection or the number of senders")
+            machine = collectives.create(self.workload.agent, self.workload.arguments(job, rank))
+            if machine.memory_bytes > lib.RNIC_ARENA_BYTES:
+                raise LabError(f"{rank.host} needs {machine.memory_bytes:,} bytes of registered memory, a NIC has "
+                               f"{lib.RNIC_ARENA_BYTES:,}", f"size_bytes={self.workload.size_bytes:,} is too large")
+        flows = 2 * len(job.channels) * lanes * self.seeds
+        if flows > FLOWS:
+            raise LabError(f"{flows:,} flows in all, fabricd counts {FLOWS:,}", "fewer seeds, or several runs")
 
 
 def exercises() -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +16,7 @@ from labs.measure.store import RunWriter
 from labs.runner_outcome import Outcome, require_root
 from labs.runner_play import Observer, Run
 from labs.runner_session import Session
+from topologies.errors import LabError
 
 RESULTS = Path("results")
 
@@ -56,29 +59,45 @@ def run_lab(lab: Lab, seeds: Sequence[int], out: Path | None, report: Reporter) 
     report.parameters(lab)
     directory = out or RESULTS / lab.name / time.strftime("%Y-%m-%dT%H-%M-%S")
     outcome = Outcome(directory)
+    writer = RunWriter(directory, lab.parameters())
     with _terminated_as_interrupted():
-        writer = None
         try:
             report.step("building the fabric")
             with Session(lab) as session:
-                writer = RunWriter(directory, lab.parameters())
                 report.runs_begin(lab, len(lab.policies) * len(seeds))
-                for seed in seeds:
-                    for policy in lab.policies:
-                        if outcome.reason is None:
-                            report.run_begins(policy, seed)
-                            played = Run(session, lab, policy, seed, report).play()
-                            outcome.runs.append(writer.add(played.raw))
-                            outcome.reason = played.reason
-                            report.run_ended(outcome.runs[-1])
+                for seed, policy in product(seeds, lab.policies):
+                    report.run_begins(policy, seed)
+                    outcome.reason = _play(Run(session, lab, policy, seed, report), writer)
+                    if len(writer.runs) > len(outcome.runs):
+                        outcome.runs.append(writer.runs[-1])
+                        report.run_ended(outcome.runs[-1])
+                    if outcome.reason is not None:
+                        break
         except KeyboardInterrupt:
             outcome.reason = "interrupted"
         finally:
             report.runs_ended()
-        if writer is not None and outcome.runs:
+            if not outcome.runs:
+                writer.finish()  # nothing, but for the folder
+                with suppress(OSError):
+                    if out is None:
+                        os.removedirs(directory)
+                    else:
+                        directory.rmdir()
+        if outcome.runs:
             report.step("writing results, plots and the report")
             writer.finish()
     return outcome
+
+
+def _play(run: Run, writer: RunWriter) -> str | None:
+    """Plays and records a run; why it makes no sense to go on, if so."""
+    try:
+        played = run.play()
+    except LabError as error:
+        return run.session.trouble() or error.message
+    writer.add(played.raw)
+    return played.reason
 
 
 @contextmanager

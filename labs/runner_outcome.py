@@ -9,6 +9,7 @@ from typing import Any
 
 from topologies.errors import LabError
 
+CONTROLLER_DIED = "the controller died"  # the reason that makes a run INVALID, not failed
 DONE, FAILED, WRONG_USE, INVALID = 0, 1, 2, 3  # exit status of the command line
 
 
@@ -34,9 +35,9 @@ class Outcome:
     @property
     def exit_status(self) -> int:
         """0 done, 1 failed, 3 INVALID."""
-        if self.reason is not None and "controller" not in self.reason:
+        if self.reason not in (None, CONTROLLER_DIED):
             return FAILED
-        return INVALID if self.invalid else DONE if self.reason is None else FAILED
+        return INVALID if self.invalid or self.reason == CONTROLLER_DIED else DONE
 
 
 def require_root() -> None:

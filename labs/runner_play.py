@@ -15,7 +15,8 @@ from labs.lab import Lab
 from labs.measure import theory
 from labs.measure.raw import FlowRole, RawIteration, RawRank, RawRun
 from labs.measure.verdict import frames_in_flight
-from labs.runner_ranks import Gathered
+from labs.runner_outcome import CONTROLLER_DIED
+from labs.runner_ranks import Gathered, Watch
 from labs.runner_record import CpuMeter
 from labs.runner_session import Session
 from labs.seeds import jitters, source_ports
@@ -30,7 +31,8 @@ _SETUP_TIMEOUT_S = 20.0
 _LEAD_S, _LEAD_RANK_S = 0.1, 0.004  # from the command to the common instant: every rank must have posted by then
 _QUIET_TIMEOUT_S = 10.0
 _QUIET_POLL_S = 0.02
-_PATIENCE, _PATIENCE_S = 60.0, 20.0  # an iteration may take so many times the ideal, and so many seconds more
+_ITERATION_TIMEOUT_S = 3600.0
+_STALL_TIMEOUTS, _STALL_S = 3, 10.0  # no data for so many retransmission timeouts and so long: nothing moves any more
 
 
 class Observer(Protocol):
@@ -93,10 +95,10 @@ class Run:
                 reason = self._iterate(n)
                 if reason is not None:
                     break
-            self._wait_quiet()
         finally:
             # Also after Ctrl-C: the ranks' queue pairs must not go on sending into the next run.
             ranks.call(self._everybody({"op": "teardown"}), _SETUP_TIMEOUT_S)
+        self._wait_quiet()
         shares = cpu.shares()
         end_ns = time.monotonic_ns()
         after = session.telemetry.snapshot()
@@ -115,7 +117,7 @@ class Run:
             trace_lost=lost, cpu=shares, rank_jitter_us=self.lab.workload.jitter_us,
             workload=self.lab.workload.describe(self.lab.fabric),
             predicted={} if predicted is None else {"factor": predicted})
-        return Played(raw, reason or (None if alive else "the controller died"))
+        return Played(raw, reason or (None if alive else CONTROLLER_DIED))
 
     def _everybody(self, command: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         return {rank.host: command for rank in self.job.ranks}
@@ -167,16 +169,33 @@ class Run:
             self._record(n, warmup, start_ns, prepared)
             return prepared.reason
         delays = jitters(self.job, self.seed, n, workload.jitter_us)
-        ideal_s = clock.lab_ns(self.lab.ideal_us + workload.jitter_us) / 1e9
+        watch = self._stall_watch(start_ns + clock.lab_ns(workload.jitter_us))
         gathered = session.ranks.call(
             {rank.host: {"op": "run", "earliest_ns": start_ns + clock.lab_ns(delays[rank.index])}
              for rank in self.job.ranks},
-            _PATIENCE * ideal_s + _PATIENCE_S, session.trouble)
+            _ITERATION_TIMEOUT_S, watch)
         iteration = self._record(n, warmup, start_ns, gathered)
         ends = [rank.end_ns for rank in iteration.ranks if rank.end_ns is not None]
         if gathered.reason is None:
             self.observer.iteration_ended(n, warmup, clock.hardware_us(max(ends) - start_ns))
         return gathered.reason
+
+    def _stall_watch(self, start_ns: int) -> Watch:
+        """Finds trouble also when no NIC has accepted any data for too long; nothing needs to move before start_ns."""
+        patience_s = _STALL_TIMEOUTS * self.fabric.clock.lab_ns(self.lab.workload.timeout_us) / 1e9 + _STALL_S
+        accepted, since_s = -1, 0.0
+
+        def watch() -> str | None:
+            nonlocal accepted, since_s
+            now_s = time.monotonic()
+            total = int(self.session.telemetry.nics["rx_payload_bytes"].sum())
+            if total != accepted:
+                accepted, since_s = total, max(now_s, start_ns / 1e9)
+            if now_s - since_s > patience_s:
+                return f"no NIC has received any data for {patience_s:.0f} s"
+            return self.session.trouble()
+
+        return watch
 
     def _record(self, n: int, warmup: bool, start_ns: int, gathered: Gathered) -> RawIteration:
         def outcome(rank: Rank) -> RawRank:

@@ -59,12 +59,11 @@ class Recorder:
         self._drain()
         with self._lock:
             self._keep = False
-            trace = np.concatenate(self._trace) if self._trace else np.empty(0, TRACE_DTYPE)
-            times = np.concatenate(self._times) if self._times else np.empty(0, np.int64)
             header = self._telemetry.header
-            shape = (0, int(header["ports"]), int(header["classes"]))
-            depths = np.concatenate(self._depths) if self._depths else np.empty(shape, np.uint32)
-            self._trace, self._times, self._depths = [], [], []
+            ports, classes = int(header["ports"]), int(header["classes"])
+            trace = _joined(self._trace, np.empty(0, TRACE_DTYPE))
+            times = _joined(self._times, np.empty(0, np.int64))
+            depths = _joined(self._depths, np.empty((0, ports, classes), np.uint32))
             lost = self._telemetry.trace_lost + self._telemetry.series_lost - self._lost_before
         return trace, times, depths, lost
 
@@ -72,6 +71,17 @@ class Recorder:
         """Ends the thread."""
         self._stop.set()
         self._thread.join()
+
+
+def _joined(parts: list[npt.NDArray[Any]], nothing: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """All parts in one array; they are let go on the way, for a trace may have millions of records."""
+    whole = np.empty((sum(map(len, parts)), *nothing.shape[1:]), nothing.dtype)
+    end = len(whole)
+    while parts:
+        part = parts.pop()
+        whole[end - len(part) : end] = part
+        end -= len(part)
+    return whole
 
 
 class CpuMeter:
@@ -85,10 +95,11 @@ class CpuMeter:
         self._begin = _cpu_ticks()
 
     def shares(self) -> dict[str, float]:
-        """`idle_share` and `steal_share`, 0..1."""
+        """`idle_share` and `steal_share`, 0..1; niced work counts as idle, for it gives way to the lab."""
         spent = _cpu_ticks() - self._begin
         total = float(spent.sum()) or 1.0
-        return {"idle_share": float(spent[3] + spent[4]) / total, "steal_share": float(spent[7]) / total}
+        idle = float(spent[1] + spent[3] + spent[4])
+        return {"idle_share": idle / total, "steal_share": float(spent[7]) / total}
 
 
 def _cpu_ticks() -> npt.NDArray[np.int64]:

@@ -10,16 +10,18 @@ from typing import Any
 from controllers import process as controller_process
 from controllers.client import ControllerClient
 from labs.lab import Lab
+from labs.runner_outcome import CONTROLLER_DIED
 from labs.runner_ranks import Ranks
 from labs.runner_record import Recorder
 from topologies.errors import LabError
-from topologies.fabric import TELEMETRY_PATH, Fabric
+from topologies.fabric import FABRICD_SOCKET, TELEMETRY_PATH, Fabric
 from topologies.fabricd import process as fabricd_process
-from topologies.fabricd.client import ControlClient
+from topologies.fabricd.client import ControlClient, FabricdClient
 from topologies.fabricd.process import FabricdProcess
 from topologies.fabricd.telemetry import Telemetry
 from topologies.network import FabricNet
 
+SERIES_INTERVAL_US = 2.0  # of the queue series: about half a round trip of the default fabric
 _READY_TIMEOUT_S = 30.0
 _ALIVE_CHECK_S = 0.2
 
@@ -57,6 +59,8 @@ class Session:
                 policy=policy, params=lab.policy_params.get(policy, {}), wait=False))
             self.net.controller_port = self._controller.port
             self.net.start()
+            with FabricdClient(FABRICD_SOCKET) as fabricd:
+                fabricd.call("series_interval", interval_ns=self.fabric.clock.lab_ns(SERIES_INTERVAL_US))
             self.telemetry = Telemetry.open(TELEMETRY_PATH)
             self.recorder = Recorder(self.telemetry)
             self._stack.callback(self.recorder.stop)
@@ -83,7 +87,7 @@ class Session:
         if self._trouble is None and now - self._checked_at > _ALIVE_CHECK_S:
             self._checked_at = now
             if not self._controller.alive():
-                self._trouble = "the controller died"
+                self._trouble = CONTROLLER_DIED
             elif not self._fabricd.alive():
                 self._trouble = "fabricd died"
         return self._trouble

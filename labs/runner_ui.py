@@ -45,7 +45,8 @@ class ConsoleReporter:
         self._order = list(lab.policies) * (total // len(lab.policies))
         if self._console.is_terminal:
             self._progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                                      TextColumn("{task.fields[left]}"), console=self._console, transient=True)
+                                      TextColumn("{task.fields[left]}"), console=self._console, transient=True,
+                                      refresh_per_second=4)
             self._task = self._progress.add_task("", total=self._total, left="")
             self._progress.start()
 

@@ -75,7 +75,7 @@ class Workload:
     _: dataclasses.KW_ONLY
     window_bytes: int = 256 * 1024
     qps_per_connection: int = 1
-    timeout_us: float = 262.144  # 4.096 us * 2^6; NCCL's default of 2^20 is 4.3 s: half a day of slow motion
+    timeout_us: float = 524.288  # 4.096 us * 2^7; NCCL's default of 2^20 is 4.3 s: half a day of slow motion
     retry_count: int = 7
     compute_us: float = 0.0
     jitter_us: float = 0.0

@@ -55,8 +55,8 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
     bridges have no controller, and being in fail-secure mode they forward nothing.
     start_fabricd: starts the data path; None: the links carry nothing.
 
-    `build` creates nodes and links and writes `fabric` to FABRIC_PATH, `start` the bridges and fabricd, `stop` removes
-    all of it.  Any failure on the way, and Ctrl-C, end in `stop`.  Raises LabError if another lab is running, if OVS is
+    `build` creates nodes and links with fabricd in them and writes `fabric` to FABRIC_PATH, `start` creates the bridges,
+    `stop` removes all of it.  Any failure on the way, and Ctrl-C, end in `stop`.  Raises LabError if another lab is running, if OVS is
     not, and without root.
     """
 
@@ -78,9 +78,11 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
                          build=False)
 
     def build(self) -> None:
-        """Create nodes and links, and configure the hosts."""
+        """Create nodes and links, fabricd in them, and configure the hosts."""
         ovs_version, datapath = ovs.version(), ovs.datapath()
         self._lock.acquire()
+        for objects in (self.hosts, self.switches, self.links):
+            objects.clear()  # like Mininet's, ours are still there after `stop`
         with self._all_or_nothing():
             cleanup.remove(cleanup.State.load())  # what a killed lab may have left
             ovs_scheduler = self._claim(datapath)
@@ -91,19 +93,20 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
             self.fabric.save()
             self._add_links()
             self._create_interfaces()
-            self.configHosts()
+            with ThreadPoolExecutor(max_workers=1) as pool:  # fabricd needs the interfaces, but not their addresses
+                data_path = pool.submit(self._start_data_path)
+                self.configHosts()
+            data_path.result()
             self.built = True
 
     def start(self) -> None:
-        """Build if that is still to do, then start the bridges and fabricd."""
+        """Build if that is still to do, then start the bridges."""
         if not self.built:
             self.build()
         with self._all_or_nothing():
             for switch in self.switches:
                 switch.controller_port = self.controller_port
             super().start()
-            if self._start_fabricd is not None:
-                self.fabricd = self._start_fabricd(self.fabric)
 
     def route_statically(self) -> None:
         """Routes without a controller: every destination over one fixed path (`switch.static_flows`)."""
@@ -176,6 +179,10 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
                     _disable_ipv6(intf.name)
         # Only now: an interface that comes up with IPv6 sends router solicitations and listener reports.
         _ip_batch([f"link set group {LINK_GROUP} up"])
+
+    def _start_data_path(self) -> None:
+        if self._start_fabricd is not None:
+            self.fabricd = self._start_fabricd(self.fabric)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:

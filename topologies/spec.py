@@ -198,8 +198,8 @@ def _parse_setting(setting: str) -> tuple[str, Any]:
 def _number_remedy(key: str, text: str) -> str:
     """What to write instead of a number with a unit behind it ("64kb", "100G"), or with digits grouped ("1,000")."""
     grouped = text.replace(",", "").replace("_", "")
-    if re.fullmatch(r"-?\d+(\.\d+)?", grouped):
-        return f"write {key}={grouped}"
+    if re.fullmatch(r"-?\d+(\.\d+)?", grouped) and not (_is_integer(key) and float(grouped) % 1):
+        return f"write {key}={float(grouped):g}"
     number = re.match(r"-?\d+(\.\d+)?", text)
     unit = LIMITS[key][2]
     if number and unit:

@@ -32,10 +32,10 @@ DEV_PACKAGES=(clang shellcheck git)
 DEV_OPTIONAL_PACKAGES=(libclang-rt-dev vagrant)  # not every release has them, or needs them
 VM_PACKAGES=(debootstrap qemu-system-x86 qemu-utils e2fsprogs zstd)
 
-# Open vSwitch sends all userspace traffic through one AF_PACKET socket whose buffer has the size that this had when the
-# daemon started: with the usual 208 KB a burst overruns it and frames vanish inside the switch.
-SEND_BUFFER_BYTES=8388608
-SYSCTL_KEY=net.core.wmem_default
+# Open vSwitch moves all userspace traffic through AF_PACKET sockets whose buffers have the sizes that these had when the
+# daemon started: with the usual 208 KB a burst overruns them and frames vanish inside the switch.
+SOCKET_BUFFER_BYTES=8388608
+SYSCTL_KEYS=(net.core.wmem_default net.core.rmem_default)
 SYSCTL_FILE="$MACHINE/etc/sysctl.d/60-straggler.conf"
 
 is_root() { [[ "$(id -u)" -eq 0 ]]; }
@@ -200,26 +200,31 @@ switch_running() {
 }
 
 # Comes before the packages, because installing Open vSwitch starts it.
-set_send_buffer() {
-    local line="$SYSCTL_KEY = $SEND_BUFFER_BYTES" setting="$MACHINE/proc/sys/${SYSCTL_KEY//.//}" now
-    if [[ "$(cat "$SYSCTL_FILE" 2>/dev/null || true)" != "$line" ]]; then
-        changing "Setting $line (in $SYSCTL_FILE)"
+set_socket_buffers() {
+    local lines key setting now small=0
+    lines="$(printf "%s = $SOCKET_BUFFER_BYTES\n" "${SYSCTL_KEYS[@]}")"
+    if [[ "$(cat "$SYSCTL_FILE" 2>/dev/null || true)" != "$lines" ]]; then
+        changing "Setting the socket buffers for Open vSwitch (in $SYSCTL_FILE)"
         mkdir -p "${SYSCTL_FILE%/*}"
-        printf '%s\n' "$line" >"$SYSCTL_FILE"
+        printf '%s\n' "$lines" >"$SYSCTL_FILE"
     fi
-    now="$(cat "$setting" 2>/dev/null || echo 0)"
-    [[ $now -lt $SEND_BUFFER_BYTES ]] || return 0
-    is_root || changing "Applying $line"
-    if ! printf '%s\n' "$SEND_BUFFER_BYTES" 2>/dev/null >"$setting"; then
-        warn "$SYSCTL_KEY is $now here and cannot be changed (a container?): set it to $SEND_BUFFER_BYTES on the host."
-        return 0
-    fi
-    switch_running || return 0
+    for key in "${SYSCTL_KEYS[@]}"; do
+        setting="$MACHINE/proc/sys/${key//.//}"
+        now="$(cat "$setting" 2>/dev/null || echo 0)"
+        [[ $now -lt $SOCKET_BUFFER_BYTES ]] || continue
+        is_root || changing "Setting $key"
+        if printf '%s\n' "$SOCKET_BUFFER_BYTES" 2>/dev/null >"$setting"; then
+            small=1
+        else
+            warn "$key is $now here and cannot be changed (a container?): set it to $SOCKET_BUFFER_BYTES on the host."
+        fi
+    done
+    [[ $small -eq 1 ]] && switch_running || return 0
     if [[ -z "$(ovs-vsctl --timeout=10 list-br 2>/dev/null)" ]]; then
-        say 'Restarting Open vSwitch (it has no bridges) for its larger send buffer'
+        say 'Restarting Open vSwitch (it has no bridges) for its larger socket buffers'
         if under_systemd; then systemctl restart openvswitch-switch; else ovs_ctl restart; fi
     else
-        warn "Open vSwitch still has a small send buffer, and bridges that must not be disturbed: restart it when you can."
+        warn "Open vSwitch still has small socket buffers, and bridges that must not be disturbed: restart it when you can."
     fi
 }
 
@@ -349,7 +354,7 @@ main() {
     exec 9<"${BASH_SOURCE[0]}"
     flock -n 9 || { say 'Waiting for another installation to finish'; flock 9; }
     trap 'printf "\ninterrupted: run it again, it goes on where it must.\n" >&2; exit 130' INT TERM
-    set_send_buffer
+    set_socket_buffers
     install_packages
     start_switch
     install_environment

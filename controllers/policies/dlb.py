@@ -42,7 +42,7 @@ EQUAL_SHARE = 0.5  # of the largest rate on a full uplink: what still counts as 
 HALF = 0.5  # of an uplink's rate: with less on it nothing is overloaded
 FALL_WEIGHT = 1 / 16  # SAI's default past load weight
 MOUSE_SHARE = 0.02  # of an uplink: less is not worth a rule (a TCP elephant's ACKs need 3 % at 1,500 bytes)
-IDLE_MOVES_PER_PERIOD = 32  # a leaf's rules change bit by bit, so that no switch is busy with them for long
+IDLE_MOVES_PER_PERIOD = 16  # a leaf's rules change bit by bit, so that no switch is busy with them for long
 
 
 @dataclass(frozen=True)

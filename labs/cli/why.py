@@ -57,11 +57,11 @@ def _tables(answer: Explanation) -> list[Table]:
         lost.add_row(cause.replace("_", " "), f"{value_us:,.1f}", share)
     tables.append(lost)
     if answer.connections:
-        ring = _table("The connections of its ring (the slowest holds up all others)",
-                      ("rank", "to", "flow", "bytes", "under way (us)", "drops", "resent", "reordered", "timeouts"))
+        ring = _table("Connections that could hold it up: KB sent, us under way, packets dropped, resent, reordered",
+                      ("rank", "to", "flow", "KB", "us", "drops", "resent", "reord", "timeouts"))
         for c in answer.connections:
-            ring.add_row(str(c.rank), str(c.peer), c.flow, f"{c.bytes:,}", f"{c.active_us:,.1f}", str(c.drops),
-                         str(c.sent_again), str(c.reordered), str(c.timeouts),
+            ring.add_row(str(c.rank), str(c.peer), c.flow, f"{c.bytes / 1024:,.0f}", f"{c.active_us:,.1f}",
+                         str(c.drops), str(c.sent_again), str(c.reordered), str(c.timeouts),
                          style="bold" if c == answer.critical else None)
         tables.append(ring)
     if answer.links:
@@ -82,8 +82,8 @@ def _tables(answer: Explanation) -> list[Table]:
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
     table = Table(title=title, title_justify="left", title_style="italic", header_style="bold", box=None,
-                  pad_edge=False, padding=(0, 2, 0, 0))
+                  pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
         table.add_column(name, justify="left" if name in ("cause", "flow", "link") else "right",
-                         no_wrap=name in ("cause", "flow", "link"))
+                         no_wrap=True)
     return table

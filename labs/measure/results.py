@@ -30,6 +30,7 @@ def summarise(raw: RawRun, evidence: Evidence | None = None) -> dict[str, Any]:
     complete = len(times_us) == len(iterations) and bool(times_us)
     mean_us = float(np.mean(times_us)) if complete else None
     ideal_us = float(raw.workload.get("ideal_us", 0.0)) or None
+    compute_us = float(raw.workload.get("compute_us", 0.0))  # part of both sides, as in the BMWG's AI fabric draft
     algbw_gbps = raw.workload["size_bytes"] * 8 / mean_us / 1e3 if mean_us and "size_bytes" in raw.workload else None
     factor = theory.busbw_factor(evidence.collective, evidence.group_ranks) if evidence.group_ranks else 1.0
     drops = drops_by_port(raw.before, raw.after, raw.fabric)
@@ -51,7 +52,7 @@ def summarise(raw: RawRun, evidence: Evidence | None = None) -> dict[str, Any]:
         "time_us": statistics(times_us),
         "lab_s": (raw.end_ns - raw.start_ns) / 1e9,
         "ideal_us": ideal_us,
-        "jct_ratio": mean_us / ideal_us if mean_us and ideal_us else None,
+        "jct_ratio": (compute_us + mean_us) / (compute_us + ideal_us) if mean_us and ideal_us else None,
         "predicted_factor": raw.predicted.get("factor"),
         "expected_factor": theory.expected_factor(raw.flow_ranks, raw.fabric),
         "algbw_gbps": algbw_gbps,

@@ -10,21 +10,27 @@ from rich.table import Table
 from rich.text import Text
 
 COLUMNS: Sequence[tuple[str, str, Literal["left", "right"]]] = (  # header, unit below it, justification
-    ("policy", "", "left"), ("seed", "", "right"), ("size", "(B)", "right"), ("time", "(us)", "right"),
+    ("policy", "", "left"), ("seed", "", "right"), ("size", "(B)", "right"), ("count", "(elements)", "right"),
+    ("type", "", "left"), ("redop", "", "left"), ("time", "(us)", "right"),
     ("p99", "(us)", "right"), ("ideal", "(us)", "right"), ("ratio", "", "right"), ("theory", "", "right"),
     ("algbw", "(Gb/s)", "right"), ("busbw", "(Gb/s)", "right"), ("#wrong", "", "right"), ("drops", "", "right"),
     ("resent", "", "right"), ("reordered", "", "right"), ("moves", "", "right"), ("verdict", "", "left"),
 )
-DISPENSABLE = ("p99", "size", "algbw", "moves", "ideal", "reordered", "seed")  # the first go first in a narrow terminal
+ELEMENT_BYTES = 4  # of float32, the only type yet
+# The first go first in a narrow terminal.
+DISPENSABLE = ("p99", "type", "redop", "count", "size", "algbw", "moves", "ideal", "reordered", "seed")
 _GAP = 2
 
 
 def cells(run: Mapping[str, Any]) -> list[str]:
     """One line of the table as text, in the order of COLUMNS; "-" for what was not measured."""
     size = run.get("workload", {}).get("size_bytes")
+    reduces = run.get("workload", {}).get("collective") == "all_reduce"
     broken = [check["check"] for check in run["verdict"] if not check["ok"]]
     return [
-        run["policy"], str(run["seed"]), f"{size:,}" if size else "-", _number(run["time_us"]["mean"], 1),
+        run["policy"], str(run["seed"]), f"{size:,}" if size else "-",
+        f"{size // ELEMENT_BYTES:,}" if size else "-", "float" if reduces else "-", "sum" if reduces else "-",
+        _number(run["time_us"]["mean"], 1),
         _number(run["time_us"]["p99"], 1), _number(run["ideal_us"], 1), _number(run["jct_ratio"], 2),
         _number(run.get("predicted_factor"), 2), _number(run["algbw_gbps"], 2), _number(run["busbw_gbps"], 2),
         str(run["wrong"]), f"{run['drops']:,}", f"{run['retransmitted_packets']:,}", f"{run['reordered_packets']:,}",

@@ -155,7 +155,7 @@ def cpu(measured: Mapping[str, float]) -> tuple[Check, Check]:
     """The machine had time left, and nobody took any away from it."""
     return (
         at_least("cpu_idle", measured.get("idle_share"), measured.get("idle_min", CPU_IDLE_MIN), "share",
-                 "idle share of all CPUs over the run"),
+                 "share of all CPUs that was idle, or doing niced work, over the run"),
         at_most("cpu_steal", measured.get("steal_share"), measured.get("steal_max", CPU_STEAL_MAX), "share",
                 "share of CPU time that the hypervisor gave to others"),
     )

@@ -41,7 +41,7 @@ def iteration_cdf(stored: StoredRun) -> Figure:
         if len(values):
             share = np.arange(1, len(values) + 1) / len(values)
             axes.step([values[0], *values], [0, *share], where="post", color=palette[policy], linewidth=2.2,
-                      label=f"{policy}\nmedian {np.median(values):,.0f} us, max {values[-1]:,.0f} us", alpha=0.95)
+                      label=f"{policy}\nmedian {np.median(values):,.0f} us\nmax {values[-1]:,.0f} us", alpha=0.95)
             axes.plot(values, share, "o", color=palette[policy], markersize=3.5)
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.03)

@@ -67,8 +67,8 @@ def reference_line(axes: Axes, value: float, text: str, *, vertical: bool) -> No
     """A dashed line at `value` with its name at its end."""
     if vertical:
         axes.axvline(value, color=INK, linewidth=1.1, linestyle=(0, (4, 3)), zorder=1.5)
-        axes.annotate(text, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(-4, -2),
-                      textcoords="offset points", ha="right", va="top", fontsize=8.5, color=INK)
+        axes.annotate(text, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 2),
+                      textcoords="offset points", ha="center", va="bottom", fontsize=8.5, color=INK)
     else:
         axes.axhline(value, color=INK, linewidth=1.1, linestyle=(0, (4, 3)), zorder=1.5)
         axes.annotate(text, (1.0, value), xycoords=("axes fraction", "data"), xytext=(-2, -3),

@@ -113,6 +113,8 @@ def prediction(stored: StoredRun) -> Figure:
     points = {policy: found for policy, found in points.items() if found}
     if not points:
         raise NoDataError("No policy's paths follow from a flow hash, so there is nothing to predict.")
+    if sum(len(found) for found in points.values()) < 2:
+        raise NoDataError("There is one prediction only: the table above shows it; play more seeds (--seeds 10).")
     figure = new_figure(4.2, "Predicted and measured", _averages(stored, next(iter(points))))
     axes = figure.add_axes((0.075, 0.13, 0.90, top(4.2) - 0.13))
     palette = colours(stored.policies)

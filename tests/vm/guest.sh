@@ -66,7 +66,12 @@ import topologies.fabricd._core, mininet.net, numpy, matplotlib, pyarrow, scapy,
 print(topologies.fabricd._core.__file__, numpy.__version__, pyarrow.__version__, ryu.__file__)'
 }
 
-export -f machine provision_again kernel_datapath imports
+# Not `provision.sh --dev`: the compilers and linters that it brings take longer here than all the rest.
+test_tools() {
+    PIP_CONSTRAINT="$PWD/vagrant/constraints.txt" .venv/bin/python -m pip install --no-input pytest hypothesis
+}
+
+export -f machine provision_again kernel_datapath imports test_tools
 step machine 5 bash -c machine
 step provision 25 vagrant/provision.sh --lab-user lab || exit 1
 step provision-again 3 bash -c provision_again
@@ -74,3 +79,5 @@ step imports 5 bash -c imports
 step kernel-datapath 3 bash -c kernel_datapath
 step lab-user 3 runuser -u lab -- sudo -n straggler --help
 step doctor 10 straggler doctor
+step test-tools 10 bash -c test_tools
+step unit 15 .venv/bin/python -m pytest -q tests/unit

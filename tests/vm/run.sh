@@ -41,8 +41,9 @@ boot() {  # boot SUITE RESULTS
     kind="$(accelerator)"
     scratch="$(mktemp -d build/vm/run.XXXXXX)"
     qemu-img create -q -f qcow2 -F raw -b "$PWD/$image/disk.img" "$scratch/disk.qcow2"
-    # Everything that git knows or would: the working tree as it is, without what was built or installed in it.
-    git ls-files -co --exclude-standard -z | tar --null --ignore-failed-read -T - -cf "$scratch/checkout.tar"
+    # The working tree as it is, without what was built, installed or measured in it.
+    tar -cf "$scratch/checkout.tar" --exclude-caches --exclude=./.git --exclude=./.venv --exclude=./build --exclude=./results \
+        --exclude=__pycache__ --exclude='*.egg-info' --exclude='*.so' --exclude='*.o' --exclude='.*_cache' --exclude=.hypothesis --exclude=.vagrant .
     truncate -s 512M "$scratch/results.tar"
     echo "$1: booting ($kind), console in $console"
     # shellcheck disable=SC2054  # the commas are QEMU's

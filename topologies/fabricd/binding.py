@@ -23,7 +23,7 @@ SERIES_ROWS = 1 << 13
 BUFFERED_FRAME_BYTES = 1024  # mean size of a buffered frame for which the packet pool has room at least
 POOL_FRAMES_MAX = 1 << 18
 RING_FRAMES = 128
-TICKS_PER_MTU = 20
+TICKS_PER_MTU = 15  # a wake-up costs as much as a crossing; lateness may reach a tenth of an MTU time
 TICK_NS_RANGE = (50_000, 250_000)
 FLOW_CONTROLS = {
     "none": lib.FLOW_CONTROL_NONE, "pfc": lib.FLOW_CONTROL_PFC, "credits": lib.FLOW_CONTROL_CREDITS,
@@ -64,7 +64,7 @@ def mtu_time_ns(fabric: Fabric) -> float:
 
 
 def tick_ns(fabric: Fabric) -> int:
-    """The loop's period: a twentieth of an MTU's time within reason."""
+    """The loop's period: a small part of an MTU's time within reason."""
     low, high = TICK_NS_RANGE
     return round(min(max(mtu_time_ns(fabric) / TICKS_PER_MTU, low), high))
 

@@ -14,9 +14,9 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 HEADERS = [
-    "core/telemetry.h", "core/control.h", "core/frame.h", "core/fabric.h", "core/verbs.h", "core/dcqcn.h",
-    "core/rnic.h", "io/fabricd.h",
-]  # fmt: skip
+    *(f"core/{name}.h" for name in ("telemetry", "control", "frame", "fabric", "verbs", "dcqcn", "rnic")),
+    "io/fabricd.h",
+]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"] if os.environ.get("STRAGGLER_DEV") else []
 
 

@@ -19,6 +19,7 @@ from topologies.errors import LabError
 from topologies.fabricd._core import ffi, lib
 
 Structured = NDArray[np.void]
+START_AGAIN = "run 'straggler clean' and start again"
 
 
 class DropReason(IntEnum):
@@ -128,11 +129,11 @@ class Telemetry:
         """Maps ``memory`` (a buffer that starts with the header). Raises LabError if it is not such a block."""
         header = np.frombuffer(memory, HEADER_DTYPE, count=1)[0] if len(memory) >= HEADER_DTYPE.itemsize else None
         if header is None or header["magic"] != lib.TELEMETRY_MAGIC:
-            raise LabError("the telemetry block is not fabricd's", remedy="run 'straggler clean' and start again")
+            raise LabError("the telemetry block is not one of fabricd's", remedy=START_AGAIN)
         if header["version"] != lib.TELEMETRY_VERSION:
             raise LabError(
                 f"the telemetry block has layout {header['version']}, this program reads {lib.TELEMETRY_VERSION}",
-                remedy="run 'straggler clean' and start again",
+                remedy=START_AGAIN,
             )
         self.header = header
         n_ports, n_switches = int(header["ports"]), int(header["switches"])

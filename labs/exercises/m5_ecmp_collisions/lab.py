@@ -17,16 +17,17 @@ LAB = Lab(
         link_gbps=100,
         link_delay_us=0.5,
         mtu_bytes=4096,
-        buffer_kb=2048,  # four colliding windows fit: collisions cost time, not packets
+        buffer_kb=4096,  # four colliding windows fit: collisions cost time, not packets
         slowdown=10_000,
     ),
     workload=RingAllReduce(
-        size_bytes=1536 * 1024,  # 189 us on an ideal fabric: 1.9 s at 10,000 times slower
+        size_bytes=768 * 1024,  # 94 us on an ideal fabric: 0.94 s at 10,000 times slower
         slice_bytes=64 * 1024,
-        window_bytes=256 * 1024,
+        window_bytes=960 * 1024,  # more than a ring ever has in flight: late acknowledgements hold nobody back
         rings="across_leaves",
     ),
     policies=("ecmp", "flowlet", "dlb", "spray"),
+    policy_params={"flowlet": {"gap_us": 20}},  # less than the pause between two iterations, more than a ring's own
     iterations=5,
     warmup=1,
     expectations=(

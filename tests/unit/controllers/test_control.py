@@ -51,7 +51,8 @@ def test_every_request_gets_an_answer(request_: bytes, reply: dict[str, Any]) ->
 
 
 def test_a_missing_argument_is_said() -> None:
-    assert json.loads(answer(b'{"op": "double"}', OPERATIONS))["error"] == "double: missing a required argument: 'number'"
+    reply = json.loads(answer(b'{"op": "double"}', OPERATIONS))
+    assert reply["error"] == "double: missing a required argument: 'number'"
 
 
 def test_requests_may_come_in_pieces_and_several_at_once() -> None:

@@ -76,7 +76,7 @@ def test_labs_and_check_speak_json() -> None:
 def test_check_shows_every_parameter_and_how_long_it_takes() -> None:
     result = invoke("check", "m5")
     assert result.exit_code == 0
-    for text in ("slowdown=10000", "window_bytes=262144", "188.7 us", "1.89 s of lab time", "collisions is fine"):
+    for text in ("slowdown=10000", "window_bytes=983040", "94.4 us", "0.94 s of lab time", "collisions is fine"):
         assert text in result.output
 
 

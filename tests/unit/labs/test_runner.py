@@ -94,4 +94,4 @@ def test_a_run_without_a_finished_iteration_is_reported() -> None:
 
 def test_parameters_are_lines_of_key_and_value() -> None:
     sections = [line.split(":")[0] for line in parameter_lines(load("m5"))]
-    assert [section.removeprefix("[dim]") for section in sections] == ["lab", "fabric", "workload"]
+    assert [section.removeprefix("[dim]") for section in sections] == ["lab", "fabric", "workload", "policy flowlet"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from topologies.fabricd._core import lib
+
+from tests.unit.topologies.virtual_fabric import VirtualFabric
 from topologies.fabricd.binding import flow_hash
 from topologies.fabricd.telemetry import TraceKind
 from topologies.spec import FabricSpec
-
-from tests.unit.topologies.virtual_fabric import VirtualFabric
 
 SPEC = FabricSpec(leaves=2, spines=4, hosts_per_leaf=4, slowdown=10_000, flowlet_gap_us=2)
 MS = 1_000_000
@@ -54,7 +54,8 @@ def test_a_pause_longer_than_the_gap_begins_a_flowlet() -> None:
         fabric.send("h0", fabric.packet("h0", "h5", 64), at)
     fabric.run()
     flowlets = [flowlet for _, flowlet, _, _ in leaf_metadata(fabric)]
-    assert flowlets[0] == flowlets[1] and flowlets[2] == flowlets[3]
+    assert flowlets[0] == flowlets[1]
+    assert flowlets[2] == flowlets[3]
     assert fabric.core.telemetry.switches["flowlets"][fabric.fabric.switch("leaf0").index] == 2
     assert len({flow for flow, _, _, _ in leaf_metadata(fabric)}) == 1
     fabric.core.control(lib.FABRIC_SET_SWITCH, fabric.fabric.switch("leaf0").index, -1, 0)
@@ -86,7 +87,8 @@ def test_live_flows_never_share_a_slot_and_the_idlest_one_gives_way() -> None:
     newcomer = leaf_metadata(fabric)[-1][3]
     assert newcomer == slots[1]  # of the flow that was idle longest: the second, since the first spoke again
     row = fabric.core.telemetry.slots[fabric.fabric.switch("leaf0").index, newcomer]
-    assert row["frames"] == 1 and row["out_port"] in [port.index for port in fabric.fabric.uplinks("leaf0")]
+    assert row["frames"] == 1
+    assert row["out_port"] in [port.index for port in fabric.fabric.uplinks("leaf0")]
 
 
 def test_a_flow_that_moves_is_recorded_with_both_ports() -> None:

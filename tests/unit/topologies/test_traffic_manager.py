@@ -175,8 +175,8 @@ def test_what_the_fabric_does_not_carry_is_counted_and_dropped(frame: bytes, rea
 def test_a_switch_that_emits_frames_of_its_own_is_noticed() -> None:
     fabric = VirtualFabric(SPEC)
     uplink = fabric.fabric.uplinks("leaf0")[0].index
-    header = bytes(Ether(dst="ff:ff:ff:ff:ff:ff", src="00:11:22:33:44:55", type=0x0800))
-    frame = header + fabric.packet("h0", "h2", 10)[14:]
+    header = Ether(dst="ff:ff:ff:ff:ff:ff", src="00:11:22:33:44:55", type=0x0800)
+    frame = bytes(header) + fabric.packet("h0", "h2", 10)[14:]
     fabric.core.rx(uplink, frame, MS)
     assert fabric.core.telemetry.ports["dropped"][uplink, DropReason.FOREIGN_MAC] == 1
 

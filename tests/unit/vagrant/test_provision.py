@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 DEBIAN_12 = 'ID=debian\nVERSION_ID="12"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n'
-SEND_BUFFER_BYTES = 8 * 1024 * 1024
+SOCKET_BUFFER_BYTES = 8 * 1024 * 1024
 
 # Each tool writes its name and arguments into $MACHINE/calls. `packages` holds the names of what is installed.
 TOOLS = {
@@ -59,7 +59,8 @@ class Machine:
         for name in ("calls", "packages", "optional", "bridges", "users"):
             (path / name).touch()
         self.file("etc/os-release").write_text(DEBIAN_12)
-        self.send_buffer.write_text("212992\n")
+        for buffer in self.socket_buffers:
+            buffer.write_text("212992\n")
         for name, script in TOOLS.items():
             self.tool(name, script)
         self.file("usr/bin/python3").symlink_to(self.tools / "python3")
@@ -73,8 +74,8 @@ class Machine:
         return self.path / name
 
     @property
-    def send_buffer(self) -> Path:
-        return self.file("proc/sys/net/core/wmem_default")
+    def socket_buffers(self) -> list[Path]:
+        return [self.file(f"proc/sys/net/core/{name}_default") for name in ("wmem", "rmem")]
 
     def tool(self, name: str, script: str) -> None:
         tool = self.tools / name
@@ -155,22 +156,22 @@ def test_the_constraints_reach_pip_by_absolute_path_and_under_both_names(machine
     assert machine.calls("constraints") == [f"constraints {path} {path}"]
 
 
-def test_the_send_buffer_is_set_before_open_vswitch_is_installed(machine: Machine) -> None:
-    machine.tool("apt-get", 'cat "$MACHINE/proc/sys/net/core/wmem_default" >>"$MACHINE/seen"')
+def test_the_socket_buffers_are_set_before_open_vswitch_is_installed(machine: Machine) -> None:
+    machine.tool("apt-get", 'cat "$MACHINE"/proc/sys/net/core/[wr]mem_default >>"$MACHINE/seen"')
     machine.run()
-    assert set(machine.file("seen").read_text().split()) == {str(SEND_BUFFER_BYTES)}
+    assert set(machine.file("seen").read_text().split()) == {str(SOCKET_BUFFER_BYTES)}
     setting = machine.file("etc/sysctl.d/60-straggler.conf").read_text()
-    assert setting == f"net.core.wmem_default = {SEND_BUFFER_BYTES}\n"
+    assert setting == "".join(f"net.core.{name}_default = {SOCKET_BUFFER_BYTES}\n" for name in ("wmem", "rmem"))
 
 
-def test_a_running_switch_without_bridges_is_restarted_for_its_send_buffer(installed: Machine) -> None:
-    installed.send_buffer.write_text("212992\n")
+def test_a_running_switch_without_bridges_is_restarted_for_its_socket_buffers(installed: Machine) -> None:
+    installed.socket_buffers[1].write_text("212992\n")
     assert "Restarting Open vSwitch" in installed.run().stdout
     assert installed.calls("ovs-ctl") == ["ovs-ctl --system-id=random restart"]
 
 
 def test_a_running_switch_with_bridges_is_left_alone(installed: Machine) -> None:
-    installed.send_buffer.write_text("212992\n")
+    installed.socket_buffers[1].write_text("212992\n")
     installed.file("bridges").write_text("br0\n")
     result = installed.run()
     assert "bridges that must not be disturbed" in result.stderr
@@ -269,7 +270,7 @@ def test_supported_distributions(machine: Machine, release: str) -> None:
 
 def test_not_root(machine: Machine) -> None:
     not_root(machine)
-    machine.says_and_stops("the next step needs root: Setting net.core", "sudo make install")
+    machine.says_and_stops("the next step needs root: Setting the socket buffers", "sudo make install")
     assert machine.calls("apt-get") == []
 
 

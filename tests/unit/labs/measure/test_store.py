@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -113,6 +114,11 @@ def test_an_empty_run_can_be_stored(tmp_path: Path) -> None:
     RunWriter(tmp_path).add(changed(raw, iterations=(), trace=raw.trace[:0], series_t_ns=raw.series_t_ns[:0],
                                     series_depth=raw.series_depth[:0], before=raw.after))
     assert load_run(tmp_path).series(0)[1] == {}
+
+
+def test_the_published_schema_is_a_schema() -> None:
+    published = json.loads((Path(store.__file__).parent / "schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(published)
 
 
 def test_a_document_against_the_schema_is_refused(tmp_path: Path) -> None:

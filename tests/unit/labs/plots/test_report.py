@@ -26,6 +26,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
     writer.add(changed(planted("none"), policy="dlb"))
     writer.add(changed(planted("drop"), policy="flowlet"))
     writer.add(changed(planted("reordering"), policy="spray"))
+    writer.add(changed(planted("none"), policy="ecmp", seed=2, predicted={"factor": 1.0}))
     return load_run(directory)
 
 

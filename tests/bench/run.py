@@ -1,0 +1,56 @@
+"""``make bench``: every figure as a ratio to a peer that is measured in the same run; also results/bench.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from tests.bench.build import build_64_hosts  # noqa: E402
+from tests.bench.policy import policy_switch  # noqa: E402
+from tests.bench.rnic import rnic_packets  # noqa: E402
+from tests.bench.row import Row  # noqa: E402
+from tests.bench.traffic import cpu_same_traffic, link_crossing  # noqa: E402
+from topologies.errors import LabError  # noqa: E402
+
+BENCHES: list[Callable[[], Row]] = [rnic_packets, build_64_hosts, policy_switch, cpu_same_traffic, link_crossing]
+RESULT = ROOT / "results/bench.json"
+
+
+def main(names: list[str]) -> int:
+    """Runs the named benchmarks, or all. Returns the exit status."""
+    console = Console()
+    benches = [bench for bench in BENCHES if not names or bench.__name__ in names]
+    rows: list[Row] = []
+    for bench in benches:
+        begin = time.monotonic()
+        console.print(f"{bench.__name__} ...", end=" ")
+        try:
+            rows.append(bench())
+        except LabError as error:
+            console.print(f"failed: {error}" + (f" ({error.remedy})" if error.remedy else ""))
+            return 1
+        console.print(f"{time.monotonic() - begin:.0f} s")
+    table = Table()
+    for heading in ("name", "ours", "peer", "ratio", "unit"):
+        table.add_column(heading, justify="left" if heading in ("name", "unit") else "right")
+    for row in rows:
+        table.add_row(row.name, f"{row.ours:,.4g}", f"{row.peer:,.4g}", f"{row.ratio:.2f}", row.unit)
+    console.print(table)
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+    console.print(f"written to {RESULT.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -55,9 +55,9 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
     bridges have no controller, and being in fail-secure mode they forward nothing.
     start_fabricd: starts the data path; None: the links carry nothing.
 
-    `build` creates nodes and links with fabricd in them and writes `fabric` to FABRIC_PATH, `start` creates the bridges,
-    `stop` removes all of it.  Any failure on the way, and Ctrl-C, end in `stop`.  Raises LabError if another lab is running, if OVS is
-    not, and without root.
+    `build` creates nodes and links with fabricd in them and writes `fabric` to FABRIC_PATH, `start` creates the
+    bridges, `stop` removes all of it.  Any failure on the way, and Ctrl-C, end in `stop`.  Raises LabError if another
+    lab is running, if OVS is not, and without root.
     """
 
     fabric: Fabric  # from `build` on

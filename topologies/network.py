@@ -4,9 +4,9 @@
         net.route_statically()
         print(net["h0"].cmd("ping -c 1", net["h3"].IP()))
 
-Stock Mininet asks a shell for every single step; for 64 hosts and 96 links that takes it 19 s.  Here all interfaces
-come from one `ip -batch`, all bridges from one transaction of OVS's database, and all hosts configure themselves at the
-same time.  What results is a Mininet network like any other.
+Stock Mininet asks a shell for every single step.  Here all interfaces come from one `ip -batch`, all bridges from one
+transaction of OVS's database, and all hosts configure themselves at the same time (`make bench` compares).  What results
+is a Mininet network like any other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from mininet.net import Mininet
 
@@ -138,7 +138,14 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
     def __exit__(self, *_exception: object) -> None:
         self.stop()
 
-    def configHosts(self) -> None:  # noqa: N802  (Mininet's name)
+    def addLink(self, *nodes: Any, **params: Any) -> FabricLink:  # noqa: N802  (Mininet's name)
+        """As in Mininet, until everything is built.  Raises LabError afterwards."""
+        if self.built:
+            raise LabError("the links of a running fabric are fixed: fabricd would not carry a new one",
+                           "build a FabricNet with another spec")
+        return super().addLink(*nodes, **params)
+
+    def configHosts(self) -> None:  # noqa: N802
         """All hosts at the same time."""
         for host in self.hosts:
             host.begin_config()

@@ -5,8 +5,8 @@
         print(net["h0"].cmd("ping -c 1", net["h3"].IP()))
 
 Stock Mininet asks a shell for every single step.  Here all interfaces come from one `ip -batch`, all bridges from one
-transaction of OVS's database, and all hosts configure themselves at the same time (`make bench` compares).  What results
-is a Mininet network like any other.
+transaction of OVS's database, and all hosts configure themselves at the same time (`make bench` compares).  What
+results is a Mininet network like any other.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
         if self.built:
             raise LabError("the links of a running fabric are fixed: fabricd would not carry a new one",
                            "build a FabricNet with another spec")
-        return super().addLink(*nodes, **params)
+        link: FabricLink = super().addLink(*nodes, **params)
+        return link
 
     def configHosts(self) -> None:  # noqa: N802
         """All hosts at the same time."""

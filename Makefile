@@ -53,7 +53,7 @@ test-live: install-dev
 	@$(LIMIT) 600 $(PYTEST) tests/live
 
 bench: install-dev
-	@$(PYTHON) tests/bench/run.py
+	@$(PYTHON) -m tests.bench.run
 
 lint: install-dev
 	@$(PYTHON) -m ruff check .

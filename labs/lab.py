@@ -160,7 +160,6 @@ class Lab:
     def _check_nics(self) -> None:
         """Raises LabError when a NIC has not the memory or the queue pairs for a rank, or fabricd for all the flows."""
         from topologies.fabricd._core import lib
-
         from topologies.fabricd.binding import FLOWS
 
         job, lanes = self.workload.plan(self.fabric), self.workload.qps_per_connection

@@ -21,7 +21,7 @@ from topologies.errors import LabError
 State = Literal["ok", "warning", "bad"]
 
 SUPPORTED = {"debian": ("12", "13"), "ubuntu": ("22.04", "24.04")}
-WMEM_BYTES = 8 << 20
+SOCKET_BUFFER_BYTES = 8 << 20
 SHM_BYTES = 256 << 20
 _CLONE_NEWNET = 0x40000000
 _SHM = Path("/dev/shm")
@@ -42,7 +42,7 @@ class Finding:
 def examine() -> Iterator[Finding]:
     """All findings, one by one; an error in a check is a finding, too."""
     for check in (_system, _python, _native_core, _mininet, _ryu, _tools, _root, _namespaces, _realtime, _processors,
-                  _shared_memory, _open_vswitch, _datapath, _send_buffer, _other_lab):
+                  _shared_memory, _open_vswitch, _datapath, _socket_buffers, _other_lab):
         try:
             yield check()
         except LabError as error:
@@ -165,15 +165,18 @@ def _datapath() -> Finding:
     return Finding("datapath", "ok", "kernel module" if in_kernel else "userspace (netdev): no kernel module here")
 
 
-def _send_buffer() -> Finding:
-    """OVS's packet socket takes the default when the daemon starts (see the traps in the README)."""
+def _socket_buffers() -> Finding:
+    """OVS's packet sockets take the defaults when the daemon starts; with the usual 208 KB a burst overruns them."""
     from topologies import ovs
 
-    wanted = f"sysctl -w net.core.wmem_default={WMEM_BYTES}, then restart Open vSwitch"
-    have = int(Path("/proc/sys/net/core/wmem_default").read_text())
-    if ovs.datapath() == "netdev" and have < WMEM_BYTES:
-        return Finding("send buffer", "bad", f"net.core.wmem_default is {have}: frames would vanish inside OVS", wanted)
-    return Finding("send buffer", "ok", f"net.core.wmem_default is {have}")
+    keys = [f"net.core.{name}_default" for name in ("wmem", "rmem")]
+    have = {key: int(Path("/proc/sys", *key.split(".")).read_text()) for key in keys}
+    small = [key for key in keys if have[key] < SOCKET_BUFFER_BYTES]
+    if ovs.datapath() == "netdev" and small:
+        wanted = " ".join(f"{key}={SOCKET_BUFFER_BYTES}" for key in small)
+        return Finding("socket buffers", "bad", f"{small[0]} is {have[small[0]]}: frames would vanish inside OVS",
+                       f"sysctl -w {wanted}, then restart Open vSwitch")
+    return Finding("socket buffers", "ok", ", ".join(f"{key} is {have[key]}" for key in keys))
 
 
 def _other_lab() -> Finding:

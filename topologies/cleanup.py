@@ -48,7 +48,7 @@ class State:
     ovs_policy: ovs.SchedulingPolicy | None = None  # of ovs-vswitchd before we changed it
 
     def save(self, path: Path = STATE_PATH) -> None:
-        """Write it atomically, and to the disk before anything else happens."""
+        """Write it atomically."""
         draft = path.with_name(path.name + ".new")
         draft.write_text(json.dumps(dataclasses.asdict(self)) + "\n")
         os.replace(draft, path)

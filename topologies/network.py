@@ -4,9 +4,9 @@
         net.route_statically()
         print(net["h0"].cmd("ping -c 1", net["h3"].IP()))
 
-Stock Mininet asks a shell for every single step; for 64 hosts and 96 links that takes it 19 s.  Here all interfaces
-come from one `ip -batch`, all bridges from one transaction of OVS's database, and all hosts configure themselves at the
-same time.  What results is a Mininet network like any other.
+Stock Mininet asks a shell for every single step.  Here all interfaces come from one `ip -batch`, all bridges from one
+transaction of OVS's database, and all hosts configure themselves at the same time (`make bench` compares).  What
+results is a Mininet network like any other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from mininet.net import Mininet
 
@@ -55,9 +55,9 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
     bridges have no controller, and being in fail-secure mode they forward nothing.
     start_fabricd: starts the data path; None: the links carry nothing.
 
-    `build` creates nodes and links with fabricd in them and writes `fabric` to FABRIC_PATH, `start` creates the bridges,
-    `stop` removes all of it.  Any failure on the way, and Ctrl-C, end in `stop`.  Raises LabError if another lab is running, if OVS is
-    not, and without root.
+    `build` creates nodes and links with fabricd in them and writes `fabric` to FABRIC_PATH, `start` creates the
+    bridges, `stop` removes all of it.  Any failure on the way, and Ctrl-C, end in `stop`.  Raises LabError if another
+    lab is running, if OVS is not, and without root.
     """
 
     fabric: Fabric  # from `build` on
@@ -138,7 +138,15 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
     def __exit__(self, *_exception: object) -> None:
         self.stop()
 
-    def configHosts(self) -> None:  # noqa: N802  (Mininet's name)
+    def addLink(self, *nodes: Any, **params: Any) -> FabricLink:  # noqa: N802  (Mininet's name)
+        """As in Mininet, until everything is built.  Raises LabError afterwards."""
+        if self.built:
+            raise LabError("the links of a running fabric are fixed: fabricd would not carry a new one",
+                           "build a FabricNet with another spec")
+        link: FabricLink = super().addLink(*nodes, **params)
+        return link
+
+    def configHosts(self) -> None:  # noqa: N802
         """All hosts at the same time."""
         for host in self.hosts:
             host.begin_config()

@@ -67,7 +67,7 @@ def _script(interface: str, ip: str) -> str:
         f"route add default via {GATEWAY_IP} dev {interface} src {ip}",
     ))
     ipv6 = "/proc/sys/net/ipv6/conf/all/disable_ipv6"
-    # The offloads first: once the interface is up, each change of them waits for the kernel's other processors.
+    # The offloads first: once the interface is up, each change of them waits for an RCU grace period.
     # A here-string, not a pipe, which would cost two more processes.
     return (f"ethtool -K {interface} tx off tso off gso off > /dev/null; [ ! -e {ipv6} ] || echo 1 > {ipv6}; "
             f"ip -batch - <<< $'{batch}'")

@@ -9,19 +9,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench.build import build_64_hosts
+from tests.bench.policy import policy_switch
+from tests.bench.rnic import rnic_packets
+from tests.bench.row import Row
+from tests.bench.traffic import cpu_same_traffic, link_crossing
+from topologies.errors import LabError
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-
-from tests.bench.build import build_64_hosts  # noqa: E402
-from tests.bench.policy import policy_switch  # noqa: E402
-from tests.bench.rnic import rnic_packets  # noqa: E402
-from tests.bench.row import Row  # noqa: E402
-from tests.bench.traffic import cpu_same_traffic, link_crossing  # noqa: E402
-from topologies.errors import LabError  # noqa: E402
-
 BENCHES: list[Callable[[], Row]] = [rnic_packets, build_64_hosts, policy_switch, cpu_same_traffic, link_crossing]
 RESULT = ROOT / "results/bench.json"
 

@@ -1,13 +1,15 @@
 r"""Two-tier Clos: every leaf has one link to every spine.
 
-         spine0          spine1            dpid 0x2000 + j
-        1/     \2       1/     \2          port of spine j towards leaf i: 1 + i
-        /       \-------/-\     \
-       /  /------------/   \     \
-     3/  /4               3/  /---\4       port of leaf i towards spine j: 1 + hosts_per_leaf + j
-      leaf0                leaf1           dpid 0x1000 + i
-     1/   \2              1/   \2          port of leaf i towards its n-th host: 1 + n
-     h0    h1             h2    h3         10.0.<leaf>.<1 + n>
+    spine0      spine1     dpid 0x2000 + j    port 1 + i: leaf i
+     |    \    /    |
+     |     \  /     |
+     |      \/      |
+     |      /\      |
+     |     /  \     |
+     |    /    \    |
+    leaf0       leaf1      dpid 0x1000 + i    port 1 + n: its n-th host; port 1 + hosts_per_leaf + j: spine j
+    /   \       /   \
+   h0    h1    h2    h3    10.0.<leaf>.<1 + n>
 
 h<k> is host k mod hosts_per_leaf of leaf k div hosts_per_leaf.
 """

@@ -58,7 +58,9 @@ def test_flows_that_pause_together_find_their_uplinks_as_they_left_them(
     assert fabric.elephants_per_uplink() == [1, 1, 1, 1]
     settled = fabric.now_us
     run(fabric, 200, jitter)
-    assert [move for move in fabric.moves if move[0] > settled] == []
+    # An idle entry of a mouse may be spread anew in a pause: that reorders nothing.
+    assert [move for move in fabric.moves if move[0] > settled and move[2] in slots[:4]] == []
+    assert fabric.elephants_per_uplink() == [1, 1, 1, 1]
 
 
 @settings(max_examples=10, deadline=None)

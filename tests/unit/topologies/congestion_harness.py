@@ -17,10 +17,10 @@ import numpy as np
 from scapy.contrib.roce import BTH, cnp
 from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
-from topologies.fabricd._core import ffi, lib
 
 from tests.unit.topologies.rnic_harness import Endpoint, HarnessNic, Region, TelemetryBlock, Wire, pair, wire_ns
 from topologies.dcqcn import Dcqcn, preset
+from topologies.fabricd._core import ffi, lib
 from topologies.units import LabClock
 
 CLOCK = LabClock(10_000.0)  # 100 Gb/s are the 10 Mb/s of rnic_harness

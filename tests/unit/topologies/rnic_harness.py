@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from topologies.fabricd._core import ffi, lib
 
 from topologies.fabricd import binding
+from topologies.fabricd._core import ffi, lib
 
 RATE_BPS = 10e6
 MTU = 1024

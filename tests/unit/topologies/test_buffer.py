@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topologies.fabricd._core import lib
 
 from tests.unit.topologies.qos_fabric import (
     FRAME,
@@ -23,6 +22,7 @@ from tests.unit.topologies.qos_fabric import (
 from tests.unit.topologies.virtual_fabric import VirtualFabric
 from topologies import headroom
 from topologies.errors import LabError
+from topologies.fabricd._core import lib
 from topologies.fabricd.telemetry import DropReason, TraceKind
 from topologies.spec import FabricSpec
 

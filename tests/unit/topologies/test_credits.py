@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topologies.fabricd._core import lib
 
 from tests.unit.topologies.qos_fabric import (
     FRAME,
@@ -21,6 +20,7 @@ from tests.unit.topologies.qos_fabric import (
     quiet,
 )
 from tests.unit.topologies.virtual_fabric import VirtualFabric
+from topologies.fabricd._core import lib
 from topologies.fabricd.telemetry import TraceKind
 from topologies.spec import FabricSpec
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topologies.fabricd._core import ffi, lib
 
 from tests.unit.topologies.dcqcn_reference import FRACTION_UNITS, RATE_UNITS, Change, Reference
 from topologies.dcqcn import PRESETS, Dcqcn, preset
 from topologies.errors import LabError
+from topologies.fabricd._core import ffi, lib
 from topologies.units import LabClock
 
 CLOCK = LabClock(10_000.0)

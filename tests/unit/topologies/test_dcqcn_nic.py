@@ -13,7 +13,6 @@ from scapy.contrib.roce import BTH
 from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.utils import wrpcap
-from topologies.fabricd._core import lib
 
 from tests.unit.topologies.congestion_harness import (
     CLOCK,
@@ -28,6 +27,7 @@ from tests.unit.topologies.congestion_harness import (
 )
 from tests.unit.topologies.rnic_harness import MTU, RATE_BPS, TICK_NS, Endpoint, pair, wire_ns
 from topologies.dcqcn import Dcqcn, preset
+from topologies.fabricd._core import lib
 
 SECOND_NS = 10**9
 INTERVAL_NS = CLOCK.lab_ns(PAPER.cnp_interval_us)

@@ -7,11 +7,11 @@ import pytest
 from scapy.contrib.roce import BTH
 from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
-from topologies.fabricd._core import lib
 
 from tests.unit.topologies.qos_fabric import CNP, DATA, KB, LOSSLESS, MS, access, burst, quiet
 from tests.unit.topologies.virtual_fabric import VirtualFabric
 from topologies.errors import LabError
+from topologies.fabricd._core import lib
 from topologies.fabricd.telemetry import TraceKind
 from topologies.spec import FabricSpec
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from topologies.fabricd._core import lib
 
 from tests.unit.topologies.qos_fabric import (
     DATA,
@@ -19,6 +18,7 @@ from tests.unit.topologies.qos_fabric import (
 )
 from tests.unit.topologies.virtual_fabric import VirtualFabric
 from topologies.errors import LabError
+from topologies.fabricd._core import lib
 from topologies.fabricd.fabric_service import FabricService
 from topologies.fabricd.telemetry import TraceKind
 from topologies.spec import FabricSpec

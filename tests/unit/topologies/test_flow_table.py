@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from topologies.fabricd._core import lib
-
 from tests.unit.topologies.virtual_fabric import VirtualFabric
+from topologies.fabricd._core import lib
 from topologies.fabricd.binding import flow_hash
 from topologies.fabricd.telemetry import TraceKind
 from topologies.spec import FabricSpec

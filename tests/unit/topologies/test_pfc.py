@@ -7,7 +7,6 @@ import itertools
 import pytest
 from scapy.contrib.mac_control import MACControlClassBasedFlowControl
 from scapy.layers.l2 import Ether
-from topologies.fabricd._core import lib
 
 from tests.unit.topologies.qos_fabric import (
     DATA,
@@ -25,6 +24,7 @@ from tests.unit.topologies.qos_fabric import (
 )
 from tests.unit.topologies.virtual_fabric import VirtualFabric
 from topologies import headroom
+from topologies.fabricd._core import lib
 from topologies.fabricd.telemetry import DropReason, TraceKind
 from topologies.spec import FabricSpec
 from topologies.units import serialisation_ns

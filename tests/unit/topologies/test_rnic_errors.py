@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scapy.contrib.roce import AETH
 from scapy.layers.l2 import Ether
-from topologies.fabricd._core import ffi, lib
 
 from tests.unit.topologies.rnic_harness import ALL_ACCESS, MTU, Endpoint, Region, Wire, fill, pair
+from topologies.fabricd._core import ffi, lib
 
 SECOND_NS = 10**9
 

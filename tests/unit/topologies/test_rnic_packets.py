@@ -12,9 +12,9 @@ from scapy.contrib.roce import AETH, BTH
 from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
-from topologies.fabricd._core import lib
 
 from tests.unit.topologies.rnic_harness import ALL_ACCESS, MTU, Endpoint, HarnessNic, Region, fill, pair
+from topologies.fabricd._core import lib
 
 WRITE_FIRST, WRITE_MIDDLE, WRITE_LAST, WRITE_LAST_IMM, WRITE_ONLY, WRITE_ONLY_IMM, ACK = 6, 7, 8, 9, 10, 11, 0x11
 CARRIED = st.sampled_from(range(58 * 8))

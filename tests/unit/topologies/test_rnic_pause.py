@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from scapy.contrib.roce import BTH
 from scapy.layers.inet import IP
-from topologies.fabricd._core import ffi, lib
 
 from tests.unit.topologies.congestion_harness import PAPER, cnp_to, controlled, marked, sent, set_dcqcn
 from tests.unit.topologies.rnic_harness import MTU, TICK_NS, Endpoint, HarnessNic, Region, TelemetryBlock, Wire
+from topologies.fabricd._core import ffi, lib
 
 SECOND_NS = 10**9
 CNP, ACK, WRITE_MIDDLE = 0x81, 0x11, 7

@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 from scapy.contrib.roce import BTH
 from scapy.layers.l2 import Ether
-from topologies.fabricd._core import ffi, lib
 
 from tests.unit.topologies.rnic_harness import MTU, TICK_NS, Endpoint, Wire, pair, wire_ns
+from topologies.fabricd._core import ffi, lib
 
 SECOND_NS = 10**9
 FRAME_BYTES = MTU + 58  # middle of a message

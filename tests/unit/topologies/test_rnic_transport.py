@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scapy.contrib.roce import AETH, BTH
 from scapy.layers.l2 import Ether
-from topologies.fabricd._core import lib
 
 from tests.unit.topologies.rnic_harness import MTU, TIMEOUT_NS, Endpoint, Fate, Wire, fill, pair, wire_ns
+from topologies.fabricd._core import lib
 
 SECOND_NS = 10**9
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from scapy.layers.l2 import Ether
-from topologies.fabricd._core import lib
 
 from tests.unit.topologies.virtual_fabric import Metadata, VirtualFabric
+from topologies.fabricd._core import lib
 from topologies.fabricd.telemetry import DropReason, TraceKind, histogram_percentile
 from topologies.spec import FabricSpec
 from topologies.units import serialisation_ns

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from topologies.fabricd._core import lib
 
 from tests.unit.topologies.rnic_harness import RATE_BPS, HarnessNic, TelemetryBlock, Wire
 from topologies.dcqcn import preset
 from topologies.errors import LabError
+from topologies.fabricd._core import lib
 from topologies.fabricd.client import FabricdClient
 from topologies.fabricd.process import ControlServer
 from topologies.fabricd.verbs import AccessFlags, Context, QpState, QueuePair, WcStatus

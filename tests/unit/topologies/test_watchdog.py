@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from topologies.fabricd._core import lib
 
 from tests.unit.topologies.qos_fabric import FRAME, KB, LOSSLESS, MS, access, burst, drops, events, quiet
 from tests.unit.topologies.virtual_fabric import Metadata, VirtualFabric
 from topologies.fabric import Port
+from topologies.fabricd._core import lib
 from topologies.fabricd.telemetry import TraceKind
 from topologies.spec import FabricSpec
 

@@ -21,12 +21,13 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from topologies import fabric as places
 from topologies.errors import LabError
-from topologies.fabric import Fabric
+from topologies.fabric import Fabric, Port
 from topologies.fabricd import binding
 from topologies.fabricd._core import ffi, lib
 from topologies.fabricd.client import FabricdClient
@@ -35,6 +36,7 @@ from topologies.fabricd.verbs_service import VerbsService
 
 SCHEDULERS = {0: "starting", lib.SCHEDULER_RR: "SCHED_RR", lib.SCHEDULER_NICE: "nice", lib.SCHEDULER_OTHER: "other"}
 ROCE_DSCP = 26
+WAITERS = 64  # threads that attach to and detach from interfaces
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
 
@@ -56,15 +58,13 @@ class Fabricd:
         self._loop = lib.fabricd_new(self.core.pointer, ffi.new("struct fabricd_config *", config))
         if self._loop == ffi.NULL:
             raise LabError(f"fabricd cannot open packet sockets: {os.strerror(ffi.errno)}", remedy="run it as root")
-        for port in fabric.ports:
-            self._attached(lib.fabricd_attach_port(self._loop, port.index, port.tap.encode()), port.tap)
         self._nics = [Nic(fabric, host.index, self.core) for host in fabric.hosts]
-        for nic in self._nics:
-            namespace = f"/proc/{nic.host.pid}/ns/net".encode()
-            status = lib.fabricd_attach_nic(
-                self._loop, nic.host.index, nic.port.index, nic.pointer, namespace, nic.port.interface.encode()
-            )
-            self._attached(status, nic.port.interface)
+        # Each of them waits for an RCU grace period of the kernel: one after another that is seconds, together a moment.
+        with ThreadPoolExecutor(WAITERS) as pool:
+            attached = [pool.submit(self._attach_port, port) for port in fabric.ports]
+            attached += [pool.submit(self._attach_nic, nic) for nic in self._nics]
+        for one in attached:
+            one.result()
         self.switching = FabricService(fabric, self.call)
         self.verbs = VerbsService(self.call, self._nics, self._set_eventfd)
 
@@ -92,6 +92,22 @@ class Fabricd:
         if self.switching.handles(op):
             return self.switching.handle(op, arguments)
         return self.verbs.handle(connection, op, arguments, fds)
+
+    def close(self) -> None:
+        """Detaches from all interfaces; only after ``run`` has returned."""
+        with ThreadPoolExecutor(WAITERS) as pool:
+            for ring in range(len(self.fabric.ports) + len(self._nics)):
+                pool.submit(lib.fabricd_detach, self._loop, ring)
+
+    def _attach_port(self, port: Port) -> None:
+        self._attached(lib.fabricd_attach_port(self._loop, port.index, port.tap.encode()), port.tap)
+
+    def _attach_nic(self, nic: Nic) -> None:
+        namespace, interface = f"/proc/{nic.host.pid}/ns/net", nic.port.interface
+        status = lib.fabricd_attach_nic(
+            self._loop, nic.host.index, nic.port.index, nic.pointer, namespace.encode(), interface.encode()
+        )
+        self._attached(status, interface)
 
     def _set_eventfd(self, nic: int, fd: int) -> None:
         lib.fabricd_set_eventfd(self._loop, nic, fd)
@@ -263,6 +279,7 @@ def main(fabric_path: str) -> None:
     finally:
         fabricd.stop()
         data_path.join()
+        fabricd.close()
         places.FABRICD_SOCKET.unlink(missing_ok=True)
 
 

@@ -371,19 +371,29 @@ int fabricd_scheduler(const struct fabricd *d)
 	return __atomic_load_n(&d->scheduler, __ATOMIC_ACQUIRE);
 }
 
+void fabricd_detach(struct fabricd *d, uint32_t ring)
+{
+	struct nic *n;
+
+	if (ring < d->config.ports) {
+		ring_close(&d->port[ring]);
+		return;
+	}
+	n = &d->nic[ring - d->config.ports];
+	ring_close(&n->ring);
+	if (n->send_fd >= 0)
+		close(n->send_fd);
+	if (n->sink_fd >= 0)
+		close(n->sink_fd);
+	n->send_fd = n->sink_fd = -1;
+}
+
 void fabricd_free(struct fabricd *d)
 {
 	uint32_t i;
 
-	for (i = 0; d->port != NULL && i < d->config.ports; i++)
-		ring_close(&d->port[i]);
-	for (i = 0; d->nic != NULL && i < d->config.nics; i++) {
-		ring_close(&d->nic[i].ring);
-		if (d->nic[i].send_fd >= 0)
-			close(d->nic[i].send_fd);
-		if (d->nic[i].sink_fd >= 0)
-			close(d->nic[i].sink_fd);
-	}
+	for (i = 0; d->port != NULL && d->nic != NULL && i < d->config.ports + d->config.nics; i++)
+		fabricd_detach(d, i);
 	if (d->send_fd >= 0)
 		close(d->send_fd);
 	free(d->port);

@@ -31,7 +31,10 @@ struct fabricd; /* opaque */
 
 /* NULL, with errno set, if there is no memory. */
 struct fabricd *fabricd_new(struct fabric *fabric, const struct fabricd_config *config);
-/* These return 0 or a negative errno. `netns` is a path such as /proc/PID/ns/net. */
+/*
+ * Attaching and detaching wait for the kernel (an RCU grace period a socket, 20 ms); several threads may do it at the
+ * same time for different ports and NICs, and then wait together.
+ * These return 0 or a negative errno. `netns` is a path such as /proc/PID/ns/net. */
 int fabricd_attach_port(struct fabricd *d, uint32_t port, const char *tap);
 int fabricd_attach_nic(struct fabricd *d, uint32_t nic, uint32_t port, struct rnic *rnic, const char *netns,
 		       const char *interface);
@@ -42,6 +45,8 @@ void fabricd_stop(struct fabricd *d);
 /* Has the loop execute the request and waits for it; -ETIMEDOUT if the loop does not run. One caller at a time. */
 int fabricd_call(struct fabricd *d, struct control_request *request);
 int fabricd_scheduler(const struct fabricd *d); /* fabricd_scheduler; 0 before the loop runs */
+/* Closes the sockets of port `ring`, or of NIC `ring - ports`; only after the loop has ended. */
+void fabricd_detach(struct fabricd *d, uint32_t ring);
 void fabricd_free(struct fabricd *d);
 
 #endif

@@ -59,7 +59,7 @@ class Fabricd:
         if self._loop == ffi.NULL:
             raise LabError(f"fabricd cannot open packet sockets: {os.strerror(ffi.errno)}", remedy="run it as root")
         self._nics = [Nic(fabric, host.index, self.core) for host in fabric.hosts]
-        # Each of them waits for an RCU grace period of the kernel: one after another that is seconds, together a moment.
+        # Each waits for an RCU grace period of the kernel: one after another that is seconds, together a moment.
         with ThreadPoolExecutor(WAITERS) as pool:
             attached = [pool.submit(self._attach_port, port) for port in fabric.ports]
             attached += [pool.submit(self._attach_nic, nic) for nic in self._nics]

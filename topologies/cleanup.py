@@ -35,6 +35,8 @@ from topologies.errors import LabError
 from topologies.fabric import LINK_GROUP, LOCK_PATH, PREFIX, RUN_DIR, SHM_DIR, STATE_PATH
 
 TOKEN_VARIABLE = "STRAGGLER_LAB"
+FORK_TIMEOUT_S = 2.0
+FORK_POLL_S = 0.01
 _TERMINATION_S = 1.0  # from SIGTERM to SIGKILL
 
 
@@ -64,6 +66,14 @@ class State:
             return None
 
 
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 class Lock:
     """The machine's one lab.  The kernel releases it when the process that holds it ends, however it ends."""
 
@@ -82,13 +92,15 @@ class Lock:
             return
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        deadline = time.monotonic() + FORK_TIMEOUT_S
+        while not _lock(fd):
             pid = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(fd)
-            raise LabError(f"another lab is running on this machine (pid {pid})",
-                           "end it first, or wait until it has ended") from None
+            # A lab that was killed has its lock held for a moment more by what it had forked and not yet executed.
+            if Path("/proc", pid).exists() or time.monotonic() > deadline:
+                os.close(fd)
+                raise LabError(f"another lab is running on this machine (pid {pid})",
+                               "end it first, or wait until it has ended")
+            time.sleep(FORK_POLL_S)
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd

@@ -32,7 +32,8 @@ DIFFERENCES = (
      "microseconds of hardware time."),
     ("NICs", "Reliable connections with go-back-N, as RoCEv2 has them. Many NICs of today retransmit selectively and "
      "would suffer less from reordering and drops."),
-    ("Congestion control", "No ECN, no PFC and no DCQCN in this run: queues build up to the window of the flows."),
+    ("Congestion control", "PFC, credits and ECN act only where the lab's fabric asks for them (flow_control, "
+     "ecn_kmax_kb), and no workload uses DCQCN yet: queues build up to the windows of the flows."),
 )
 
 

@@ -169,7 +169,7 @@ def _python(node: Node, program: str, *arguments: object) -> subprocess.Popen[st
 
 
 def _busy_s() -> float:
-    """CPU seconds that were not idle, of all processors, since boot (proc(5))."""
+    """CPU seconds of all processors that were neither idle nor niced (others' work), since boot (proc(5))."""
     fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
-    user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, fields)
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    user, _nice, system, _idle, _iowait, irq, softirq, *_ = map(int, fields)
+    return (user + system + irq + softirq) / os.sysconf("SC_CLK_TCK")

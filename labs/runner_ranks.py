@@ -23,7 +23,7 @@ from topologies.errors import LabError
 from topologies.fabric import RANKS_SOCKET, RUN_DIR, Fabric
 
 ZYGOTE_LOG = RUN_DIR / "ranks.log"
-_START_TIMEOUT_S = 20.0
+_START_TIMEOUT_S = 60.0  # an emulated processor needs 20
 _WATCH_S = 0.2  # how often `watch` is asked while waiting
 _GRACE_S = 0.3  # after a failure, for the others to tell of theirs
 _STOP_S = 3.0

@@ -42,6 +42,8 @@ PACKETS_PER_ACK = 16  # the RNIC's default
 
 # The fabric that is measured: 8 pairs of hosts, each with a path of its own.
 MEASURED_SPEC = FabricSpec(leaves=2, spines=4, hosts_per_leaf=4, slowdown=5000)
+# For a machine that chokes on that: what it measures then are its own queues.
+_GENTLER_SLOWDOWN = 50_000
 _MESSAGE_BYTES, _MESSAGES = 1 << 20, 16
 _IDLE_S, _WARMUP_S, _LOAD_S = 0.7, 0.5, 2.0
 
@@ -140,9 +142,10 @@ def cached(path: Path = CACHE_PATH) -> Calibration | None:
 
 def measure(path: Path = CACHE_PATH) -> Calibration:
     """Measure, and put it into the cache.  Needs root, Open vSwitch, and no other lab."""
-    with FabricNet(MEASURED_SPEC, lab="calibration") as net:
-        net.route_statically()
-        result = _measure_on(net)
+    result = _measure(MEASURED_SPEC)
+    load = predict(MEASURED_SPEC, MEASURED_SPEC.clock.slowdown, result)
+    if max(load.fabricd, load.ovs) > THREAD_BUSY_MAX:
+        result = _measure(MEASURED_SPEC.replace(slowdown=_GENTLER_SLOWDOWN))
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".new")
     draft.write_text(json.dumps({"machine": _machine(), "calibration": dataclasses.asdict(result)}, indent=1) + "\n")
@@ -175,6 +178,12 @@ class _Sample:
     lateness_p99_us: float
 
 
+def _measure(spec: FabricSpec) -> Calibration:
+    with FabricNet(spec, lab="calibration") as net:
+        net.route_statically()
+        return _measure_on(net)
+
+
 def _measure_on(net: FabricNet) -> Calibration:
     telemetry = Telemetry.open(TELEMETRY_PATH)
     idle = _sample(net, telemetry, _IDLE_S)
@@ -184,7 +193,7 @@ def _measure_on(net: FabricNet) -> Calibration:
         busy = _sample(net, telemetry, _LOAD_S)
     if busy.crossings == 0 or busy.hops == 0:
         raise LabError("the calibration's fabric carried nothing", "see the logs in /run/straggler")
-    tick_us = _tick_us(min(serialisation_ns(mtu_frame_bytes(MEASURED_SPEC.mtu_bytes), port.rate_bps)
+    tick_us = _tick_us(min(serialisation_ns(mtu_frame_bytes(net.spec.mtu_bytes), port.rate_bps)
                            for port in net.fabric.ports) / 1e3)
     idle_share = idle.fabricd_s / idle.seconds
     return Calibration(

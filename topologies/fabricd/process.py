@@ -37,7 +37,7 @@ from topologies.fabricd.verbs_service import VerbsService
 SCHEDULERS = {0: "starting", lib.SCHEDULER_RR: "SCHED_RR", lib.SCHEDULER_NICE: "nice", lib.SCHEDULER_OTHER: "other"}
 ROCE_DSCP = 26
 WAITERS = 64  # threads that attach to and detach from interfaces
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0  # an emulated processor needs 20
 STOP_TIMEOUT_S = 5.0
 
 
@@ -261,8 +261,9 @@ def start(fabric: Fabric) -> FabricdProcess:
         except LabError:
             pass
         time.sleep(0.01)
+    silent = f"no answer within {START_TIMEOUT_S:.0f} s" if handle.alive() else "it ended and printed nothing"
     handle.stop()
-    tail = places.FABRICD_LOG.read_text(errors="replace").strip().splitlines()[-1:] or ["it printed nothing"]
+    tail = places.FABRICD_LOG.read_text(errors="replace").strip().splitlines()[-1:] or [silent]
     raise LabError(f"fabricd did not start: {tail[0]}", remedy=f"see {places.FABRICD_LOG}")
 
 

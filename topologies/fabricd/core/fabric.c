@@ -208,6 +208,9 @@ static void left_switch(struct fabric *f, uint32_t sw, const struct frame_metada
 {
 	uint64_t inside_us = ((uint64_t)arrival_ns / 1000 - m->time_us) & 0xffffffffffull;
 
+	/* The kernel stamps arrivals with the wall clock, which may have been set back a moment ago. */
+	if (inside_us >> 39)
+		inside_us = 0;
 	f->telemetry.sw[sw].out_frames++;
 	histogram_add(&f->telemetry.sw[sw].inside_us, inside_us);
 }

@@ -44,13 +44,13 @@ test-unit: install-dev
 	@$(LIMIT) 240 $(PYTEST) tests/unit
 
 test-sanitizers: install-dev
-	@$(LIMIT) 240 tests/sanitizers/run.sh
+	@$(LIMIT) 400 tests/sanitizers/run.sh
 
 test-fuzz: install-dev
 	@$(LIMIT) 240 tests/fuzz/run.sh $(FUZZ_SECONDS)
 
 test-live: install-dev
-	@$(LIMIT) 600 $(PYTEST) tests/live
+	@$(LIMIT) 800 $(PYTEST) tests/live
 
 bench: install-dev
 	@$(PYTHON) -m tests.bench.run

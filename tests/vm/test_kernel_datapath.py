@@ -6,19 +6,27 @@ Run in the guest by guest.sh, for it needs the kernel's module openvswitch; slow
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from topologies import ovs
 from topologies.fabric import TELEMETRY_PATH
 from topologies.fabricd.telemetry import Telemetry, histogram_percentile
 from topologies.network import FabricNet
 from topologies.spec import FabricSpec
 
-pytestmark = pytest.mark.live
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ovs-vsctl") is None, reason="needs root and Open vSwitch"),
+    pytest.mark.skipif(ovs.datapath() != "system", reason="needs the kernel's module openvswitch"),
+]
 
 SPEC = FabricSpec(leaves=2, spines=2, hosts_per_leaf=2, slowdown=100_000)  # 1 Mb/s, 50 ms a link
 MTU_US = 33_584  # one full frame on the wire

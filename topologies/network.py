@@ -179,14 +179,14 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
     def _create_interfaces(self) -> None:
         """Both veth pairs of all links."""
         mtu_bytes = interface_mtu_bytes(self.spec.mtu_bytes)
-        _ip_batch([command for link in self.links for command in link.commands(mtu_bytes)])
+        ip_batch([command for link in self.links for command in link.commands(mtu_bytes)])
         for link in self.links:
             for intf in (link.intf1, link.intf2):
-                _disable_ipv6(intf.tap)
+                disable_ipv6(intf.tap)
                 if not intf.node.inNamespace:
-                    _disable_ipv6(intf.name)
+                    disable_ipv6(intf.name)
         # Only now: an interface that comes up with IPv6 sends router solicitations and listener reports.
-        _ip_batch([f"link set group {LINK_GROUP} up"])
+        ip_batch([f"link set group {LINK_GROUP} up"])
 
     def _start_data_path(self) -> None:
         if self._start_fabricd is not None:
@@ -201,14 +201,16 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
             raise
 
 
-def _ip_batch(commands: list[str]) -> None:
+def ip_batch(commands: list[str]) -> None:
+    """Run commands of ip(8) in one process.  Raises LabError with the first complaint."""
     done = subprocess.run(["ip", "-batch", "-"], input="\n".join(commands) + "\n", capture_output=True, text=True,
                           check=False)
     if done.returncode:
         raise LabError(f"cannot create the interfaces: {(done.stderr.strip().splitlines() or ['ip failed'])[0]}")
 
 
-def _disable_ipv6(interface: str) -> None:
+def disable_ipv6(interface: str) -> None:
+    """Keep an interface of this namespace from sending router solicitations and listener reports."""
     with suppress(FileNotFoundError):  # a kernel without IPv6
         Path(f"/proc/sys/net/ipv6/conf/{interface}/disable_ipv6").write_text("1")
 

@@ -19,7 +19,7 @@ from mininet.node import Node
 from topologies.errors import LabError
 from topologies.fabric import LINK_GROUP, Port
 from topologies.fabricd.binding import frame_bytes
-from topologies.network import FabricNet, _disable_ipv6, _ip_batch
+from topologies.network import FabricNet, disable_ipv6, ip_batch
 from topologies.spec import FabricSpec
 from topologies.switch import static_flows
 from topologies.units import WIRE_OVERHEAD_BYTES, interface_mtu_bytes
@@ -75,11 +75,11 @@ class TbfNet(FabricNet):
                 f"link add name {outer.name} address {outer.mac} {common} type veth "
                 f"peer name {inner.name} address {inner.mac} {common}{namespace}"
             )
-        _ip_batch(commands)
+        ip_batch(commands)
         for port in self.fabric.ports:
             if port.kind == "switch":
-                _disable_ipv6(port.interface)
-        _ip_batch([f"link set group {LINK_GROUP} up"])
+                disable_ipv6(port.interface)
+        ip_batch([f"link set group {LINK_GROUP} up"])
 
     def start(self) -> None:
         """Shapes only now: Open vSwitch removes the queueing disciplines of its ports when it is given them."""

@@ -45,21 +45,24 @@ def _encode(message: Any) -> bytes:
 def flow_add(rule: Rule) -> bytes:
     """The message that installs `rule`, or replaces the one with the same match."""
     fields: dict[str, Any] = {"eth_type": ETHERTYPE_IPV4}
-    if rule.destination is not None:
-        address, _, length = rule.destination.partition("/")
-        bits = 0xFFFFFFFF << (32 - int(length)) & 0xFFFFFFFF
-        mask = ".".join(str(byte) for byte in bits.to_bytes(4, "big"))
-        fields["ipv4_dst"] = address if length == "32" else (address, mask)
+    if rule.in_port is not None:
+        fields["in_port"] = rule.in_port
+    for field, prefix in (("ipv4_src", rule.source), ("ipv4_dst", rule.destination)):
+        if prefix is not None:
+            address, _, length = prefix.partition("/")
+            bits = 0xFFFFFFFF << (32 - int(length)) & 0xFFFFFFFF
+            mask = ".".join(str(byte) for byte in bits.to_bytes(4, "big"))
+            fields[field] = address if length == "32" else (address, mask)
     if rule.source_mac is not None:
         fields["eth_src"] = tuple(rule.source_mac)
     if rule.goto is not None:
-        instruction = parser.OFPInstructionGotoTable(rule.goto)
+        instructions = [parser.OFPInstructionGotoTable(rule.goto)]
     else:
-        action = (parser.OFPActionGroup(rule.group) if rule.group is not None
-                  else parser.OFPActionOutput(rule.output))
-        instruction = parser.OFPInstructionActions(ofp.OFPIT_APPLY_ACTIONS, [action])
+        actions = [parser.OFPActionGroup(rule.group)] if rule.group is not None else []
+        actions += [parser.OFPActionOutput(rule.output)] if rule.output is not None else []
+        instructions = [parser.OFPInstructionActions(ofp.OFPIT_APPLY_ACTIONS, actions)] if actions else []
     return _encode(parser.OFPFlowMod(_PROTOCOL, table_id=rule.table, priority=rule.priority,
-                                     match=parser.OFPMatch(**fields), instructions=[instruction]))
+                                     match=parser.OFPMatch(**fields), instructions=instructions))
 
 
 def table_clear(table: int = ofp.OFPTT_ALL) -> bytes:

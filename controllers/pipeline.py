@@ -7,7 +7,10 @@ Table 1 and 2        the banks.  One is in use and holds the path table, a rule 
 Table 0 of a spine   ip to a host                    -> downlink to its leaf  priority 200
 What nothing matches is dropped, as a switch with fail_mode=secure does without a rule.
 
-Frames to a spine come back only to the leaf of the destination, where they match a local host: no loops.
+Frames to a spine come back only to the leaf of the destination, where they match a local host: no loops.  In a ring
+of leaves a frame to an address that nobody has would go round for ever, so a leaf whose other links are not all uplinks
+has one thing more:
+Table 0 of a leaf    ip from a host of its own, by a downlink -> dropped     priority 300
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from topologies.errors import LabError
 from topologies.fabric import Fabric, Host, Port, Switch
 
 BANKS = (1, 2)
+LOOP_PRIORITY = 300
 HOST_PRIORITY = 200
 BANK_PRIORITY = 100
 ENTRY_PRIORITY = 100
@@ -29,11 +33,13 @@ ENTRY_PRIORITY = 100
 
 @dataclass(frozen=True)
 class Rule:
-    """One flow entry on IPv4 packets: a match (None: any) and exactly one of the three things to do."""
+    """One flow entry on IPv4 packets: a match (None: any) and one of the three things to do, or none: dropped."""
 
     table: int
     priority: int
-    destination: str | None = None  # "10.0.0.1/32"
+    in_port: int | None = None
+    source: str | None = None  # "10.0.0.1/32"
+    destination: str | None = None
     source_mac: MacMatch | None = None
     output: int | None = None  # OpenFlow port
     goto: int | None = None  # table
@@ -67,6 +73,9 @@ def base_rules(fabric: Fabric, switch: Switch) -> list[Rule]:
         if towards is None:
             raise LabError(f"{switch.name} has no link towards {host.name}")
         rules.append(Rule(0, HOST_PRIORITY, destination=f"{host.ip}/32", output=towards.number))
+        if switch.tier == "leaf":
+            rules += [Rule(0, LOOP_PRIORITY, in_port=port.number, source=f"{host.ip}/32")
+                      for port in ports.values() if port.role == "downlink"]
     return rules
 
 

@@ -16,15 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import labs.faults as faults_module
 import labs.workload as workloads
-from controllers.registry import create_policy, find_policy
+from controllers.registry import create_policy
+from labs import variants as variants_module
 from labs.agents import collectives
+from labs.faults import Fault, Scene, check_all
 from labs.measure import theory
+from labs.variants import Variant
 from labs.workload import Workload, check_key
-from topologies import spec as specs
-from topologies.errors import LabError, nearest, unknown_name
+from topologies.errors import LabError, unknown_name
+from topologies.fabric import describe
 from topologies.spec import FabricSpec
-from topologies.units import LabClock
 
 EXERCISES = Path(__file__).parent / "exercises"
 LAB_FILE = "lab.py"
@@ -34,9 +37,12 @@ _LIMITS = {"seeds": (1, 1000), "iterations": (1, 100_000), "warmup": (0, 1000)}
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a lab should show: `key` of run.json's runs (e.g. "jct_ratio"), for one policy, within bounds."""
+    """What a lab should show: `key` of run.json's runs (e.g. "jct_ratio") within bounds.
 
-    policy: str
+    run: the runs that it is about: their policy, their variant, or "variant, policy".
+    """
+
+    run: str
     key: str
     at_least: float | None = None
     at_most: float | None = None
@@ -54,6 +60,10 @@ class Lab:
     module: chapter of the course that it belongs to.  policies: names of load-balancing policies, in the order of
     the runs; policy_params: parameters for some of them.  seeds: how many, each with other UDP source ports and so with
     other collisions.  iterations: measured ones, after `warmup` others.  path: the file it came from.
+    variants: name -> what differs (labs/variants.py), in the order of the runs; none: the lab as it stands here.
+    faults: what breaks (labs/faults.py), in every variant that does not say so itself.
+    may_fail: runs whose ranks need not finish, named as in an Expectation: a deadlock, a dead link.
+    variant_name: of a lab that is one variant of another.
     """
 
     name: str
@@ -69,6 +79,10 @@ class Lab:
     warmup: int = 1
     expectations: tuple[Expectation, ...] = ()
     path: Path | None = None
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    may_fail: tuple[str, ...] = ()
+    variant_name: str = ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
@@ -81,34 +95,58 @@ class Lab:
         object.__setattr__(self, "policies", (policies,) if isinstance(policies, str) else tuple(self.policies))
         if not self.policies:
             raise LabError("policies is empty", "at least one, for example ecmp")
+        for key in ("faults", "may_fail"):
+            value = getattr(self, key)
+            object.__setattr__(self, key, tuple(value) if isinstance(value, (list, tuple)) else (value,))
         self.workload.plan(self.fabric)  # raises when the fabric has not the hosts for it
+        variants_module.check_names(self.variants)
+        for name in self.variants:
+            self.variant(name)
+
+    def variant(self, name: str) -> Lab:
+        """The lab as it is in one of its variants.  Raises LabError when there is no such variant."""
+        return variants_module.concrete(self, name)
+
+    def concrete(self) -> list[Lab]:
+        """One lab for each variant; itself if it has none."""
+        return [self.variant(name) for name in self.variants] or [self]
+
+    def only(self, names: Iterable[str]) -> Lab:
+        """The same with some of its variants, in the lab's order."""
+        chosen = set(names)
+        for name in chosen:
+            if name not in self.variants:
+                raise unknown_name("variant", name, self.variants)
+
+        def stays(name: str) -> bool:
+            return name.partition(variants_module.SEPARATOR)[0] not in self.variants.keys() - chosen
+
+        return self.replace(variants={name: variant for name, variant in self.variants.items() if name in chosen},
+                            expectations=tuple(expected for expected in self.expectations if stays(expected.run)),
+                            may_fail=tuple(name for name in self.may_fail if stays(name)))
+
+    def run_may_fail(self, policy: str) -> bool:
+        """Whether ranks of a run of this variant need not finish."""
+        return any(variants_module.means(name, self.variant_name, policy) for name in self.may_fail)
 
     def replace(self, **values: Any) -> Lab:
         """A copy with some fields changed, and everything checked again."""
         return dataclasses.replace(self, **values)
 
     def with_overrides(self, settings: Iterable[str]) -> Lab:
-        """A copy with `--set key=value` applied: keys of the fabric, of the workload, or POLICY.PARAMETER."""
-        fabric, load = [], []
-        params = {name: dict(values) for name, values in self.policy_params.items()}
-        workload_keys = self.workload.keys()
+        """A copy with `--set key=value` applied: keys of the fabric, of the workload, dcqcn.FIELD, POLICY.PARAMETER."""
+        texts = {}
         for setting in settings:
             key, equals, text = (part.strip() for part in setting.partition("="))
             if not (key and equals and text):
                 raise LabError(f"--set {setting!r} is not a setting", "write key=value, for example buffer_kb=64")
-            if "." in key:
-                policy, _, parameter = key.rpartition(".")
-                find_policy(policy)
-                params.setdefault(policy, {})[parameter] = text
-            elif key in workload_keys:
-                load.append(setting)
-            else:
-                close = nearest(key, (*specs.KEYS, *workload_keys))
-                if key not in specs.KEYS and close in workload_keys:
-                    check_key(key, workload_keys, f"the fabric and of {type(self.workload).__name__}")
-                fabric.append(setting)
+            texts[key] = text
+        difference = variants_module.sort_keys(texts, self.workload)
+        fabric, load = ([f"{key}={text}" for key, text in part.items()]
+                        for part in (difference.fabric, difference.workload))
         return self.replace(fabric=self.fabric.with_overrides(fabric), workload=self.workload.with_overrides(load),
-                            policy_params=params)
+                            policy_params=variants_module.merged(self.policy_params, difference.params),
+                            variants=variants_module.without(self.variants, texts))
 
     def quick(self) -> Lab:
         """The same lab with half the bytes and few iterations, for a first look."""
@@ -120,10 +158,10 @@ class Lab:
         """One iteration on an ideal fabric: compute phase and communication."""
         return self.workload.compute_us + self.workload.communication_us(self.fabric)
 
-    def estimated_lab_s(self, clock: LabClock) -> float:
+    def estimated_lab_s(self) -> float:
         """Lab seconds of all iterations of all runs, if every one took twice the ideal."""
-        runs = len(self.policies) * self.seeds
-        return runs * (self.iterations + self.warmup) * 2 * clock.lab_ns(self.ideal_us) / 1e9
+        iterations = len(self.policies) * self.seeds * (self.iterations + self.warmup)
+        return sum(iterations * 2 * lab.fabric.clock.lab_ns(lab.ideal_us) / 1e9 for lab in self.concrete())
 
     def parameters(self) -> dict[str, dict[str, Any]]:
         """Every effective parameter, by section, as printed before a run."""
@@ -133,17 +171,35 @@ class Lab:
             "fabric": {**self.fabric.to_dict(), "uplink_gbps": self.fabric.uplink_rate_gbps},
             "workload": self.workload.describe(self.fabric),
             **{f"policy {name}": dict(values) for name, values in self.policy_params.items() if values},
+            **({"faults": {str(n): fault.planned for n, fault in enumerate(self.faults, 1)}} if self.faults else {}),
+            **{f"variant {name}": _plain(variant) for name, variant in self.variants.items()},
         }
 
     def check(self) -> list[str]:
         """What is odd but possible, one sentence each.  Raises LabError for what is not possible.  No root needed."""
-        for policy in (*self.policies, *self.policy_params, *(e.policy for e in self.expectations)):
+        for name in (*(expected.run for expected in self.expectations), *self.may_fail):
+            variants_module.check_run_name(name, self)
+        notes = []
+        self._check_flows()
+        for lab in self.concrete():
+            prefix = f"{lab.variant_name}: " if lab.variant_name else ""
+            try:
+                notes += [prefix + note for note in lab._check_one()]
+            except LabError as error:
+                raise LabError(f"variant {lab.variant_name!r}: {error.message}" if prefix else error.message,
+                               error.remedy) from None
+        return notes
+
+    def _check_one(self) -> list[str]:
+        """The same of a lab without variants."""
+        for policy in (*self.policies, *self.policy_params):
             create_policy(policy, self.policy_params.get(policy))
+        check_all(self.faults, self.scene())
         self._check_nics()
         notes = []
         flows = len(self.workload.plan(self.fabric).channels) * self.workload.qps_per_connection
         windows_kb = self.fabric.hosts_per_leaf * self.workload.qps_per_connection * self.workload.window_bytes / 1024
-        if windows_kb > self.fabric.buffer_kb:
+        if windows_kb > self.fabric.buffer_kb and self.fabric.flow_control == "none" and self.fabric.leaves > 1:
             notes.append(f"the windows of all {self.fabric.hosts_per_leaf} hosts of a leaf ({windows_kb:,.0f} KB) do "
                          f"not fit into one port's buffer ({self.fabric.buffer_kb:,.0f} KB): collisions will drop")
         packet_us = theory.mtu_time_us(self.fabric.mtu_bytes, self.fabric.link_gbps)
@@ -153,14 +209,37 @@ class Lab:
         if self.workload.timeout_us < windows_kb * 1024 * 8 / (self.fabric.link_gbps * 1e3):
             notes.append(f"timeout_us={self.workload.timeout_us:g} is shorter than a full queue takes to drain: "
                          "packets that only wait will be sent again")
+        if self.workload.patience_us is not None and self.workload.patience_us <= self.workload.timeout_us:
+            notes.append(f"patience_us={self.workload.patience_us:g} is not longer than timeout_us="
+                         f"{self.workload.timeout_us:g}: a run that waits for a lost packet is given up")
+        if self.workload.dcqcn != "none" and self.fabric.ecn_kmin_kb is None and not self.fabric.switch_profiles:
+            notes.append(f"dcqcn={self.workload.dcqcn}, but no switch marks: set ecn_kmin_kb and ecn_kmax_kb")
         if flows > 256:
             notes.append(f"{flows} flows: more than the 256 slots of a leaf's flow table")
         return notes
 
-    def _check_nics(self) -> None:
-        """Raises LabError when a NIC has not the memory or the queue pairs for a rank, or fabricd for all the flows."""
-        from topologies.fabricd._core import lib
+    def scene(self) -> Scene:
+        """The fabric and the job that faults are checked with; times mean nothing while the slowdown is "auto"."""
+        fabric = self.fabric.replace(slowdown=1) if isinstance(self.fabric.slowdown, str) else self.fabric
+        return Scene(describe(fabric), self.workload, self.workload.plan(self.fabric))
+
+    def _check_flows(self) -> None:
+        """Raises LabError when fabricd cannot count all the flows that one fabric sees."""
         from topologies.fabricd.binding import FLOWS
+
+        jobs = []  # of all variants on the same fabric, if they are others: the same job has the same flows again
+        for lab in self.concrete():
+            job = (lab.fabric, lab.workload.plan(lab.fabric), lab.workload.qps_per_connection)
+            if job not in jobs:
+                jobs.append(job)
+        for fabric, _, _ in jobs:
+            flows = 2 * self.seeds * sum(len(job.channels) * lanes for other, job, lanes in jobs if other == fabric)
+            if flows > FLOWS:
+                raise LabError(f"{flows:,} flows in all, fabricd counts {FLOWS:,}", "fewer seeds, or several runs")
+
+    def _check_nics(self) -> None:
+        """Raises LabError when a NIC has not the memory or the queue pairs for a rank."""
+        from topologies.fabricd._core import lib
 
         job, lanes = self.workload.plan(self.fabric), self.workload.qps_per_connection
         for rank in job.ranks:
@@ -172,9 +251,6 @@ class Lab:
             if machine.memory_bytes > lib.RNIC_ARENA_BYTES:
                 raise LabError(f"{rank.host} needs {machine.memory_bytes:,} bytes of registered memory, a NIC has "
                                f"{lib.RNIC_ARENA_BYTES:,}", f"size_bytes={self.workload.size_bytes:,} is too large")
-        flows = 2 * len(job.channels) * lanes * self.seeds
-        if flows > FLOWS:
-            raise LabError(f"{flows:,} flows in all, fabricd counts {FLOWS:,}", "fewer seeds, or several runs")
 
 
 def exercises() -> list[str]:
@@ -221,6 +297,18 @@ def load(name: str) -> Lab:
     return lab.replace(path=path)
 
 
+def _plain(variant: Variant) -> dict[str, Any]:
+    """A variant as results record it: faults in words, flows as mappings."""
+    def plain(value: Any) -> Any:
+        if isinstance(value, Fault):
+            return value.planned
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return dataclasses.asdict(value)
+        return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    return {key: plain(value) for key, value in variant.items()}
+
+
 def _line(error: BaseException, path: Path) -> int:
     """The last line of the lab's own file that the error came through."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -237,8 +325,9 @@ def _wrong_argument(error: TypeError, path: Path) -> LabError:
     kind, unknown, missing = found.groups()
     if missing:
         return LabError(f"{where}: {kind} lacks {missing}")
-    classes: dict[str, Any] = {"Lab": Lab, "FabricSpec": FabricSpec, "Expectation": Expectation,
-                               **{name: value for name, value in vars(workloads).items() if isinstance(value, type)}}
+    classes: dict[str, Any] = {"Lab": Lab, "FabricSpec": FabricSpec, "Expectation": Expectation}
+    for module in (workloads, faults_module):
+        classes |= {name: value for name, value in vars(module).items() if isinstance(value, type)}
     try:
         check_key(unknown, [f.name for f in dataclasses.fields(classes[kind])], kind)
     except (LabError, KeyError) as better:

@@ -161,8 +161,8 @@ def _open_vswitch() -> Finding:
 def _datapath() -> Finding:
     from topologies import ovs
 
-    in_kernel = ovs.datapath() == "system"
-    return Finding("datapath", "ok", "kernel module" if in_kernel else "userspace (netdev): no kernel module here")
+    datapath = ovs.datapath()
+    return Finding("datapath", "ok", datapath if datapath == "kernel" else "userspace: no module openvswitch here")
 
 
 def _socket_buffers() -> Finding:
@@ -172,7 +172,7 @@ def _socket_buffers() -> Finding:
     keys = [f"net.core.{name}_default" for name in ("wmem", "rmem")]
     have = {key: int(Path("/proc/sys", *key.split(".")).read_text()) for key in keys}
     small = [key for key in keys if have[key] < SOCKET_BUFFER_BYTES]
-    if ovs.datapath() == "netdev" and small:
+    if ovs.datapath() == "userspace" and small:
         wanted = " ".join(f"{key}={SOCKET_BUFFER_BYTES}" for key in small)
         return Finding("socket buffers", "bad", f"{small[0]} is {have[small[0]]}: frames would vanish inside OVS",
                        f"sysctl -w {wanted}, then restart Open vSwitch")

@@ -6,16 +6,17 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import product
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
 from labs.lab import Lab
 from labs.measure.store import RunWriter
-from labs.runner_outcome import Outcome, require_root
-from labs.runner_play import Observer, Run
+from labs.runner_outcome import Outcome, Unfinished, require_root
+from labs.runner_play import Observer, Played, Run
 from labs.runner_session import Session
+from labs.variants import PlannedRun, plan
 from topologies.errors import LabError
 
 RESULTS = Path("results")
@@ -30,10 +31,10 @@ class Reporter(Observer, Protocol):
     def step(self, what: str) -> None:
         """A phase begins, e.g. "building the fabric"."""
 
-    def runs_begin(self, lab: Lab, total: int) -> None:
-        """`total` runs follow."""
+    def runs_begin(self, planned: Sequence[PlannedRun]) -> None:
+        """These runs follow."""
 
-    def run_begins(self, policy: str, seed: int) -> None:
+    def run_begins(self, planned: PlannedRun) -> None:
         """The next one."""
 
     def run_ended(self, summary: dict[str, Any]) -> None:
@@ -44,8 +45,9 @@ class Reporter(Observer, Protocol):
 
 
 def run_lab(lab: Lab, seeds: Sequence[int], out: Path | None, report: Reporter) -> Outcome:
-    """Plays every policy with every seed and writes run.json, series, plots and report into a folder.
+    """Plays every variant with every seed and policy and writes run.json, series, plots and report into a folder.
 
+    The fabric is built again only for a variant whose FabricSpec is another, and after a run that left it in disorder.
     out: the folder; None: results/<lab>/<time>.  Ctrl-C and SIGTERM end it early, with what was finished.
     Raises LabError when it cannot begin.
     """
@@ -60,21 +62,31 @@ def run_lab(lab: Lab, seeds: Sequence[int], out: Path | None, report: Reporter) 
     directory = out or RESULTS / lab.name / time.strftime("%Y-%m-%dT%H-%M-%S")
     outcome = Outcome(directory)
     writer = RunWriter(directory, lab.parameters())
+    runs = plan(lab, seeds)
     with _terminated_as_interrupted():
         try:
-            report.step("building the fabric")
-            with Session(lab) as session:
-                report.runs_begin(lab, len(lab.policies) * len(seeds))
-                for seed, policy in product(seeds, lab.policies):
-                    report.run_begins(policy, seed)
-                    outcome.reason = _play(Run(session, lab, policy, seed, report), writer)
-                    if len(writer.runs) > len(outcome.runs):
-                        outcome.runs.append(writer.runs[-1])
-                        report.run_ended(outcome.runs[-1])
-                    if outcome.reason is not None:
+            with _Stage(report) as stage:
+                report.runs_begin(runs)
+                for number, planned in enumerate(runs):
+                    session = stage.ready_for(runs[number:])
+                    report.run_begins(planned)
+                    played = _play(Run(session, planned.lab, planned.policy, planned.seed, report))
+                    writer.add(played.raw)
+                    outcome.runs.append(writer.runs[-1])
+                    report.run_ended(outcome.runs[-1])
+                    if played.fatal:
+                        outcome.reason = played.reason
                         break
+                    stage.spoilt = played.spoilt
+                    if played.reason is not None:
+                        outcome.unfinished.append(Unfinished(planned.label, planned.seed, played.reason,
+                                                             planned.lab.run_may_fail(planned.policy)))
         except KeyboardInterrupt:
             outcome.reason = "interrupted"
+        except LabError as error:
+            if not outcome.runs:
+                raise
+            outcome.reason = error.message
         finally:
             report.runs_ended()
             if not outcome.runs:
@@ -90,14 +102,43 @@ def run_lab(lab: Lab, seeds: Sequence[int], out: Path | None, report: Reporter) 
     return outcome
 
 
-def _play(run: Run, writer: RunWriter) -> str | None:
-    """Plays and records a run; why it makes no sense to go on, if so."""
+def _play(run: Run) -> Played:
+    """Plays a run.  Raises LabError when it cannot even begin."""
     try:
-        played = run.play()
+        return run.play()
     except LabError as error:
-        return run.session.trouble() or error.message
-    writer.add(played.raw)
-    return played.reason
+        trouble = run.session.trouble()
+        raise error if trouble is None else LabError(trouble) from None
+
+
+class _Stage:
+    """The fabric that is up, if any.  A context manager.
+
+    spoilt: the next run needs a new one, whatever it is.
+    """
+
+    def __init__(self, report: Reporter) -> None:
+        self._report = report
+        self._stack = ExitStack()
+        self._session: Session | None = None
+        self.spoilt = False
+
+    def ready_for(self, runs: Sequence[PlannedRun]) -> Session:
+        """A session for the first of `runs`, and with the hosts that those after it need which can share it."""
+        lab = runs[0].lab
+        if self._session is None or self.spoilt or self._session.lab.fabric != lab.fabric:
+            self._stack.close()
+            self._session, self.spoilt = None, False
+            alike = list(takewhile(lambda run: run.lab.fabric == lab.fabric, runs))
+            self._report.step("building the fabric" + (f" of {lab.variant_name}" if lab.variant_name else ""))
+            self._session = self._stack.enter_context(Session(lab, hosts=set().union(*(run.hosts for run in alike))))
+        return self._session
+
+    def __enter__(self) -> _Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
 
 @contextmanager

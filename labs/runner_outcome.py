@@ -13,13 +13,25 @@ CONTROLLER_DIED = "the controller died"  # the reason that makes a run INVALID, 
 DONE, FAILED, WRONG_USE, INVALID = 0, 1, 2, 3  # exit status of the command line
 
 
+@dataclass(frozen=True)
+class Unfinished:
+    """A run that was given up: nothing moved any more, or a queue pair was in error."""
+
+    label: str
+    seed: int
+    reason: str
+    expected: bool  # by the lab (may_fail)
+
+
 @dataclass
 class Outcome:
-    """What came of it.  runs: elements of run.json; reason: why it broke off, None if it did not."""
+    """What came of it.  runs: elements of run.json; reason: why the whole broke off, None if it did not; unfinished:
+    runs that were given up, after which the others were played all the same."""
 
     directory: Path
     runs: list[dict[str, Any]] = field(default_factory=list)
     reason: str | None = None
+    unfinished: list[Unfinished] = field(default_factory=list)
 
     @property
     def invalid(self) -> list[dict[str, Any]]:
@@ -35,7 +47,7 @@ class Outcome:
     @property
     def exit_status(self) -> int:
         """0 done, 1 failed, 3 INVALID."""
-        if self.reason not in (None, CONTROLLER_DIED):
+        if self.reason not in (None, CONTROLLER_DIED) or any(not run.expected for run in self.unfinished):
             return FAILED
         return INVALID if self.invalid or self.reason == CONTROLLER_DIED else DONE
 

@@ -1,4 +1,4 @@
-"""Plays one run: one policy and one seed of a lab on a fabric that is up, from queue pairs to the complete record."""
+"""Plays one run: one variant, policy and seed of a lab on a fabric that is up, from queue pairs to the full record."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from labs import variants
+from labs.fault_player import FaultPlayer
+from labs.faults import Scene
 from labs.lab import Lab
 from labs.measure import theory
 from labs.measure.raw import FlowRole, RawIteration, RawRank, RawRun
@@ -31,8 +34,10 @@ _SETUP_TIMEOUT_S = 20.0
 _LEAD_S, _LEAD_RANK_S = 0.1, 0.004  # from the command to the common instant: every rank must have posted by then
 _QUIET_TIMEOUT_S = 10.0
 _QUIET_POLL_S = 0.02
+_FROZEN_S = 2.0  # what is in flight and has not become less for so long will not: a deadlock, a port that is paused
 _ITERATION_TIMEOUT_S = 3600.0
 _STALL_TIMEOUTS, _STALL_S = 3, 10.0  # no data for so many retransmission timeouts and so long: nothing moves any more
+_LEAST_PATIENCE_S = 1.0  # whatever a lab says: the ranks' processes need their time
 
 
 class Observer(Protocol):
@@ -55,14 +60,23 @@ class Silent:
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-    """A finished record; `reason` says why the run broke off, None if it did not."""
+    """A finished record; `reason` says why the run broke off, None if it did not.
+
+    fatal: a process died that no other run can do without.
+    """
 
     raw: RawRun
     reason: str | None
+    fatal: bool
+
+    @property
+    def spoilt(self) -> bool:
+        """Whether the fabric is not fit for another run: who knows what stands in its queues."""
+        return self.reason is not None or frames_in_flight(self.raw.after) > 0
 
 
 class Run:
-    """One policy (None: the one in use stays) and one seed.  `play` may be called once."""
+    """One policy (None: the one in use stays) and one seed of a lab without variants.  `play` may be called once."""
 
     def __init__(self, session: Session, lab: Lab, policy: str | None, seed: int, observer: Observer) -> None:
         self.session, self.lab, self.seed, self.observer = session, lab, seed, observer
@@ -72,6 +86,8 @@ class Run:
         self.job: Job = lab.workload.plan(lab.fabric)
         self.ports = source_ports(self.job, lab.workload.qps_per_connection, seed)
         self.iterations: list[RawIteration] = []
+        self.faults = FaultPlayer(lab.faults, Scene(self.fabric, lab.workload, self.job), session.fabricd)
+        self._qps: dict[tuple[int, int], int] = {}  # channel and lane -> number of the queue pair that sends
         self._issued_ns: list[int] = []
 
     def play(self) -> Played:
@@ -85,6 +101,7 @@ class Run:
         try:
             reason = self._connect().reason
             self._wait_quiet()
+            session.fabricd("clear_watermarks")
             session.recorder.begin()
             before = session.telemetry.snapshot()
             tables_before = session.tables()
@@ -97,6 +114,7 @@ class Run:
                     break
         finally:
             # Also after Ctrl-C: the ranks' queue pairs must not go on sending into the next run.
+            self.faults.stop()
             ranks.call(self._everybody({"op": "teardown"}), _SETUP_TIMEOUT_S)
         self._wait_quiet()
         shares = cpu.shares()
@@ -106,6 +124,8 @@ class Run:
         alive = session.controller_alive()
         roles = self._roles()
         predicted = theory.predicted_factor(roles, self.fabric, tables_before, flow_hash) if tables_before else None
+        reason = reason or self.faults.error or (None if alive else CONTROLLER_DIED)
+        fatal = reason is not None and (session.trouble() is not None or ranks.died or not alive)
         raw = RawRun(
             policy=self.policy, seed=self.seed, params=self.params, fabric=self.fabric, start_ns=start_ns,
             end_ns=end_ns, iterations=tuple(self._with_first_bits(trace, after.flows, roles)), trace=trace,
@@ -116,30 +136,40 @@ class Run:
             controller_alive=alive, switches_missing=session.switches_missing() if alive else (),
             trace_lost=lost, cpu=shares, rank_jitter_us=self.lab.workload.jitter_us,
             workload=self.lab.workload.describe(self.lab.fabric),
-            predicted={} if predicted is None else {"factor": predicted})
-        return Played(raw, reason or (None if alive else CONTROLLER_DIED))
+            predicted={} if predicted is None else {"factor": predicted}, variant=self.lab.variant_name,
+            label=variants.label(self.lab.variant_name, self.policy, self.lab.policies),
+            fault_events=tuple(self.faults.events), may_fail=not fatal and self.lab.run_may_fail(self.policy))
+        return Played(raw, reason, fatal)
 
     def _everybody(self, command: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         return {rank.host: command for rank in self.job.ranks}
 
     def _connect(self) -> Gathered:
         """Creates all queue pairs and introduces them to each other."""
-        workload, job = self.lab.workload, self.job
+        workload, job, clock = self.lab.workload, self.job, self.fabric.clock
         lanes = range(workload.qps_per_connection)
-        outgoing = {rank.index: [c for c, channel in enumerate(job.channels) if channel.source == rank.index]
-                    for rank in job.ranks}
-        incoming = {rank.index: [c for c, channel in enumerate(job.channels) if channel.target == rank.index]
-                    for rank in job.ranks}
+        outgoing = {rank.index: job.outgoing(rank.index) for rank in job.ranks}
+        incoming = {rank.index: job.incoming(rank.index) for rank in job.ranks}
+        control = workload.congestion_control(self.lab.fabric)
+
+        def described(c: int, at_target: int) -> dict[str, Any]:
+            """One end of a channel, as its rank must know it."""
+            return {"ports": [self.ports[c, lane, at_target] for lane in lanes], "dscp": job.channels[c].dscp,
+                    "delay_ns": 0 if at_target else clock.lab_ns(job.channels[c].start_us)}
+
         gathered = self.session.ranks.call({rank.host: {
             "op": "setup", "rank": rank.index, "agent": workload.agent, "arguments": workload.arguments(job, rank),
-            "incoming": [[self.ports[c, lane, 1] for lane in lanes] for c in incoming[rank.index]],
-            "outgoing": [[self.ports[c, lane, 0] for lane in lanes] for c in outgoing[rank.index]],
-            "window_bytes": workload.window_bytes, "timeout_ns": self.fabric.clock.lab_ns(workload.timeout_us),
-            "retry_count": workload.retry_count,
+            "incoming": [described(c, 1) for c in incoming[rank.index]],
+            "outgoing": [described(c, 0) for c in outgoing[rank.index]],
+            "window_bytes": workload.window_bytes, "timeout_ns": clock.lab_ns(workload.timeout_us),
+            "retry_count": workload.retry_count, "dcqcn": None if control is None else control.to_lab(clock),
         } for rank in job.ranks}, _SETUP_TIMEOUT_S, self.session.trouble)
         if gathered.reason is not None:
             return gathered
         known = {rank.index: gathered.replies[rank.host] for rank in job.ranks}
+        for rank in job.ranks:
+            for position, c in enumerate(outgoing[rank.index]):
+                self._qps |= {(c, lane): known[rank.index]["outgoing"][position][lane]["qp_num"] for lane in lanes}
 
         def end(c: int, at_target: bool) -> list[dict[str, Any]]:
             """The queue pairs of one end of a channel, as the other end must know them."""
@@ -151,6 +181,8 @@ class Run:
             "op": "connect",
             "incoming": [end(c, at_target=False) for c in incoming[rank.index]],
             "outgoing": [end(c, at_target=True) for c in outgoing[rank.index]],
+            "sources": [{key: known[job.channels[c].source][key] for key in ("addr", "rkey")}
+                        for c in incoming[rank.index]],
             "targets": [{key: known[job.channels[c].target][key] for key in ("addr", "rkey")}
                         for c in outgoing[rank.index]],
         } for rank in job.ranks}, _SETUP_TIMEOUT_S, self.session.trouble)
@@ -162,6 +194,8 @@ class Run:
         self.observer.iteration_begins(n, warmup)
         prepared = session.ranks.call(self._everybody({"op": "prepare", "iteration": n}), _SETUP_TIMEOUT_S,
                                       session.trouble)
+        if n == self.lab.warmup and prepared.reason is None:
+            self.faults.prepare()
         self._issued_ns.append(time.monotonic_ns())
         lead_ns = int((_LEAD_S + _LEAD_RANK_S * len(self.job.ranks)) * 1e9)
         start_ns = self._issued_ns[-1] + lead_ns + clock.lab_ns(workload.compute_us)
@@ -169,7 +203,10 @@ class Run:
             self._record(n, warmup, start_ns, prepared)
             return prepared.reason
         delays = jitters(self.job, self.seed, n, workload.jitter_us)
-        watch = self._stall_watch(start_ns + clock.lab_ns(workload.jitter_us))
+        if n == self.lab.warmup:
+            self.faults.begin(start_ns)
+        latest_us = workload.jitter_us + max(channel.start_us for channel in self.job.channels)
+        watch = self._stall_watch(start_ns + clock.lab_ns(latest_us))
         gathered = session.ranks.call(
             {rank.host: {"op": "run", "earliest_ns": start_ns + clock.lab_ns(delays[rank.index])}
              for rank in self.job.ranks},
@@ -182,7 +219,10 @@ class Run:
 
     def _stall_watch(self, start_ns: int) -> Watch:
         """Finds trouble also when no NIC has accepted any data for too long; nothing needs to move before start_ns."""
-        patience_s = _STALL_TIMEOUTS * self.fabric.clock.lab_ns(self.lab.workload.timeout_us) / 1e9 + _STALL_S
+        workload, clock = self.lab.workload, self.fabric.clock
+        patience_s = _STALL_TIMEOUTS * clock.lab_ns(workload.timeout_us) / 1e9 + _STALL_S
+        if workload.patience_us is not None:
+            patience_s = max(_LEAST_PATIENCE_S, clock.lab_ns(workload.patience_us) / 1e9)
         accepted, since_s = -1, 0.0
 
         def watch() -> str | None:
@@ -211,8 +251,11 @@ class Run:
     def _wait_quiet(self) -> None:
         """Until nothing is queued, on a link or in a switch; what is still there later, the verdict will show."""
         deadline = time.monotonic() + _QUIET_TIMEOUT_S
-        while frames_in_flight(self.session.telemetry.snapshot()) and time.monotonic() < deadline:
-            if self.session.trouble() is not None:
+        before, changed_s = -1, 0.0
+        while (frames := frames_in_flight(self.session.telemetry.snapshot())) and time.monotonic() < deadline:
+            if frames != before:
+                before, changed_s = frames, time.monotonic()
+            if self.session.trouble() is not None or time.monotonic() - changed_s > _FROZEN_S:
                 return
             time.sleep(_QUIET_POLL_S)
 
@@ -222,7 +265,7 @@ class Run:
             return int.from_bytes(socket.inet_aton(self.fabric.host(self.job.ranks[rank].host).ip), "big")
 
         return [FlowRole(ip(channel.source), ip(channel.target), self.ports[c, lane, 0], ROCE_PORT, UDP,
-                         channel.source, channel.target, channel.ring)
+                         channel.source, channel.target, channel.ring, channel.start_us, self._qps.get((c, lane), 0))
                 for c, channel in enumerate(self.job.channels) for lane in range(self.lab.workload.qps_per_connection)]
 
     def _with_first_bits(self, trace: npt.NDArray[Any], flows: npt.NDArray[Any],

@@ -96,6 +96,11 @@ class Ranks:
         assert pipe is not None
         return pipe
 
+    @property
+    def died(self) -> bool:
+        """Whether a rank's process is gone."""
+        return bool(self._gone)
+
     def call(self, commands: Mapping[str, Mapping[str, Any]], timeout_s: float, watch: Watch | None = None) -> Gathered:
         """Sends each host its command and waits for all answers, for the first failure, or for `timeout_s`."""
         gathered = Gathered()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -29,11 +30,11 @@ _ALIVE_CHECK_S = 0.2
 class Session:
     """A context manager.  The lab's slowdown must be a number by now (topologies.calibrate).
 
-    all_hosts: ranks on every host, not only on those of the lab's workload.
+    all_hosts: ranks on every host, not only on those of the lab's workload; hosts: on these.
     """
 
-    def __init__(self, lab: Lab, *, all_hosts: bool = False) -> None:
-        self.lab, self._all_hosts = lab, all_hosts
+    def __init__(self, lab: Lab, *, all_hosts: bool = False, hosts: Collection[str] = ()) -> None:
+        self.lab, self._all_hosts, self._hosts = lab, all_hosts, hosts
         self._stack = ExitStack()
         self.net: FabricNet
         self.fabric: Fabric
@@ -44,6 +45,7 @@ class Session:
         self._checked_at = 0.0
         self._trouble: str | None = None
         self._events_seen = 0
+        self._control_lock = threading.Lock()  # faults are played by a thread of their own
 
     def __enter__(self) -> Session:
         """Builds everything, in about ten seconds.  Raises LabError, with nothing left behind."""
@@ -59,13 +61,13 @@ class Session:
                 policy=policy, params=lab.policy_params.get(policy, {}), wait=False))
             self.net.controller_port = self._controller.port
             self.net.start()
-            with FabricdClient(FABRICD_SOCKET) as fabricd:
-                fabricd.call("series_interval", interval_ns=self.fabric.clock.lab_ns(SERIES_INTERVAL_US))
+            self._control = self._stack.enter_context(FabricdClient(FABRICD_SOCKET))
+            self.fabricd("series_interval", interval_ns=self.fabric.clock.lab_ns(SERIES_INTERVAL_US))
             self.telemetry = Telemetry.open(TELEMETRY_PATH)
             self.recorder = Recorder(self.telemetry)
             self._stack.callback(self.recorder.stop)
-            hosts = ([host.name for host in self.fabric.hosts] if self._all_hosts
-                     else [rank.host for rank in lab.workload.plan(lab.fabric).ranks])
+            wanted = self._hosts or {rank.host for rank in lab.workload.plan(lab.fabric).ranks}
+            hosts = [host.name for host in self.fabric.hosts if self._all_hosts or host.name in wanted]
             self.ranks = self._stack.enter_context(Ranks(self.fabric, hosts))
             self._controller.wait_ready(_READY_TIMEOUT_S)
             self.controller = self._stack.enter_context(ControllerClient())
@@ -80,6 +82,11 @@ class Session:
     def _start_fabricd(self, fabric: Fabric) -> FabricdProcess:
         self._fabricd = fabricd_process.start(fabric)
         return self._fabricd
+
+    def fabricd(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """A control operation of fabricd (topologies/fabricd/fabric_service.py).  Raises LabError if it is refused."""
+        with self._control_lock:
+            return self._control.call(op, **arguments)
 
     def trouble(self) -> str | None:
         """Why it makes no sense to go on: a process that the lab cannot do without is gone.  None: all is well."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from labs.lab import Lab
+from labs.lab import Expectation, Lab
 from labs.runner_outcome import INVALID, Outcome
+from labs.variants import PlannedRun, means
 
 _OVERHEAD_S = 0.6  # between two iterations: preparation, barrier, drain
 
@@ -23,13 +23,11 @@ class ConsoleReporter:
         self._console = console
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._lab: Lab | None = None
+        self._planned: Sequence[PlannedRun] = ()
         self._run = ""
-        self._run_number = self._runs = 0
-        self._done = self._total = 0
-        self._begun_at = 0.0
-        self._last_us: dict[str, float] = {}  # policy -> last iteration's time, for the time left
-        self._order: list[str] = []
+        self._run_number = 0
+        self._done = self._done_of_run = 0  # iterations
+        self._last_us: dict[str, float] = {}  # label -> last iteration's time, for the time left
 
     def parameters(self, lab: Lab) -> None:
         self._console.print(f"[bold]{lab.title}[/bold]: {escape(lab.question)}", highlight=False)
@@ -39,29 +37,28 @@ class ConsoleReporter:
     def step(self, what: str) -> None:
         self._say(what)
 
-    def runs_begin(self, lab: Lab, total: int) -> None:
-        self._lab, self._runs = lab, total
-        self._total = total * (lab.iterations + lab.warmup)
-        self._order = list(lab.policies) * (total // len(lab.policies))
+    def runs_begin(self, planned: Sequence[PlannedRun]) -> None:
+        self._planned = planned
         if self._console.is_terminal:
             self._progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                                       TextColumn("{task.fields[left]}"), console=self._console, transient=True,
                                       refresh_per_second=4)
-            self._task = self._progress.add_task("", total=self._total, left="")
+            self._task = self._progress.add_task("", total=sum(map(_iterations, planned)), left="")
             self._progress.start()
 
-    def run_begins(self, policy: str, seed: int) -> None:
-        self._run = f"{policy} seed {seed}"
+    def run_begins(self, planned: PlannedRun) -> None:
+        self._run = f"{planned.label} seed {planned.seed}"
         self._run_number += 1
+        self._done = sum(map(_iterations, self._planned[: self._run_number - 1]))
+        self._done_of_run = 0
         self._update()
 
     def iteration_begins(self, n: int, warmup: bool) -> None:
-        self._begun_at = time.monotonic()
         self._update(f"{'warm-up' if warmup else 'iteration'} {n}")
 
     def iteration_ended(self, n: int, warmup: bool, time_us: float) -> None:
-        self._done += 1
-        self._last_us[self._order[self._run_number - 1]] = time_us
+        self._done_of_run += 1
+        self._last_us[self._planned[self._run_number - 1].label] = time_us
         self._update()
 
     def run_ended(self, summary: dict[str, Any]) -> None:
@@ -69,7 +66,7 @@ class ConsoleReporter:
         ratio = summary["jct_ratio"]
         verdict = "" if summary["valid"] else "  [red]INVALID[/red]"
         mean = "not finished" if times["mean"] is None else f"{times['mean']:.1f} us, {ratio:.2f} times the ideal"
-        self._say(f"[{self._run_number}/{self._runs}] {self._run}: {mean}{verdict}")
+        self._say(f"[{self._run_number}/{len(self._planned)}] {self._run}: {mean}{verdict}")
 
     def runs_ended(self) -> None:
         if self._progress is not None:
@@ -81,23 +78,23 @@ class ConsoleReporter:
 
     def _update(self, what: str = "") -> None:
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=self._done, description=f"{self._run} {what}",
-                                  left=f"{self._left_s():.0f} s left")
+            self._progress.update(self._task, completed=self._done + self._done_of_run,
+                                  description=f"{self._run} {what}", left=f"{self._left_s():.0f} s left")
 
     def _left_s(self) -> float:
-        """From each policy's last iteration; a policy that did not run yet is taken for twice the ideal."""
-        lab = self._lab
-        if lab is None:
-            return 0.0
-        per_run = lab.iterations + lab.warmup
+        """From the last iteration of each label; one that did not run yet is taken for twice the ideal."""
         left_s = 0.0
-        for number, policy in enumerate(self._order, 1):
-            iterations = per_run if number > self._run_number else 0
-            if number == self._run_number:
-                iterations = per_run * number - self._done
-            time_us = self._last_us.get(policy, 2 * lab.ideal_us)
-            left_s += iterations * (lab.fabric.clock.lab_ns(time_us) / 1e9 + _OVERHEAD_S)
+        for number, planned in enumerate(self._planned, 1):
+            if number < self._run_number:
+                continue
+            iterations = _iterations(planned) - (self._done_of_run if number == self._run_number else 0)
+            time_us = self._last_us.get(planned.label, 2 * planned.lab.ideal_us)
+            left_s += iterations * (planned.lab.fabric.clock.lab_ns(time_us) / 1e9 + _OVERHEAD_S)
         return left_s
+
+
+def _iterations(planned: PlannedRun) -> int:
+    return planned.lab.iterations + planned.lab.warmup
 
 
 def parameter_lines(lab: Lab) -> list[str]:
@@ -115,9 +112,12 @@ def closing_lines(lab: Lab, outcome: Outcome, *, expectations: bool) -> list[str
     lines = []
     if outcome.reason is not None:
         lines.append(f"[red]ended early: {escape(outcome.reason)}[/red]")
+    lines += [f"{run.label} seed {run.seed}: " + (f"given up, as expected: {escape(run.reason)}" if run.expected else
+                                                  f"[red]given up: {escape(run.reason)}[/red]")
+              for run in outcome.unfinished]
     for run in outcome.invalid:
         broken = [check for check in run["verdict"] if not check["ok"]]
-        lines += [f"[red]INVALID[/red] {run['policy']} seed {run['seed']}: {check['check']} = "
+        lines += [f"[red]INVALID[/red] {_label(run)} seed {run['seed']}: {check['check']} = "
                   f"{_measured(check['value'])} (limit {_measured(check['limit'])} {check['unit']}): "
                   + escape(check["explain"]) for check in broken]
     if outcome.exit_status == INVALID and outcome.next_slowdown is not None:
@@ -133,17 +133,25 @@ def expectation_lines(lab: Lab, runs: Sequence[dict[str, Any]]) -> list[str]:
     """For every expectation of the lab: met by how many valid runs, and the values of those that did not."""
     lines = []
     for expected in lab.expectations:
-        values = [run[expected.key] for run in runs if run["policy"] == expected.policy
+        values = [run[expected.key] for run in runs if means(expected.run, run.get("variant", ""), run["policy"])
                   and run.get(expected.key) is not None]
         if not values:
             continue
-        bounds = " and ".join(f"{sign} {bound}" for sign, bound in ((">=", expected.at_least), ("<=", expected.at_most))
-                              if bound is not None)
         missed = [value for value in values if not expected.holds(value)]
         state = "[green]as expected[/green]" if not missed else (
             f"[yellow]not as expected[/yellow] ({', '.join(f'{value:.3g}' for value in missed)})")
-        lines.append(f"{expected.policy}: {expected.key} {bounds}: {state}; {escape(expected.why)}")
+        lines.append(f"{expected.run}: {expected.key} {bounds(expected)}: {state}; {escape(expected.why)}")
     return lines
+
+
+def bounds(expected: Expectation) -> str:
+    """ ">= 1 and <= 1.15"."""
+    limits = ((">=", expected.at_least), ("<=", expected.at_most))
+    return " and ".join(f"{sign} {limit}" for sign, limit in limits if limit is not None)
+
+
+def _label(run: Mapping[str, Any]) -> str:
+    return str(run.get("label") or run["policy"])
 
 
 def _measured(value: float | None) -> str:

@@ -86,9 +86,9 @@ def predict(spec: FabricSpec, slowdown: float, machine: Calibration) -> Load:
     sent_per_s = spec.hosts * 1e9 / serialisation_ns(frame_bytes, host_bps) * (1 + 1 / PACKETS_PER_ACK)
     if spec.leaves > 1:
         # What the uplinks cannot take is dropped at the first leaf.
-        carried_per_s = sent_per_s * min(1.0, spec.spines * uplink_bps / (spec.hosts_per_leaf * host_bps))
+        carried_per_s = sent_per_s * min(1.0, spec.uplinks_per_leaf * uplink_bps / (spec.hosts_per_leaf * host_bps))
         crossings_per_s, hops_per_s = sent_per_s + 3 * carried_per_s, sent_per_s + 2 * carried_per_s
-        ports = spec.hosts + 2 * spec.leaves * spec.spines
+        ports = spec.hosts + 2 * spec.leaves * spec.uplinks_per_leaf
         mtu_us = serialisation_ns(frame_bytes, max(host_bps, uplink_bps)) / 1e3
     else:
         crossings_per_s, hops_per_s, ports = 2 * sent_per_s, sent_per_s, spec.hosts

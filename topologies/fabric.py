@@ -105,7 +105,7 @@ class Fabric:
 
     lab: str
     slowdown: float
-    datapath: str  # "netdev" or "system" (OVS's names)
+    datapath: str  # "userspace" or "kernel" (to OVS: netdev, system)
     ovs_version: str
     ovs_scheduler: str  # of ovs-vswitchd's threads: "SCHED_RR 19", "nice -20", "unchanged" ...
     mtu_bytes: int  # of the interfaces; the RoCE path MTU is spec.mtu_bytes
@@ -216,7 +216,7 @@ class Fabric:
         return self.ports[port.peer]
 
     def uplinks(self, leaf: str | Switch) -> list[Port]:
-        """A leaf's ports towards the spines, by OpenFlow number."""
+        """A leaf's ports towards the spines (in a ring: its clockwise one), by OpenFlow number."""
         return [port for port in self.ports_of(leaf) if port.role == "uplink"]
 
     def leaf_of(self, host: str | Host) -> Switch:
@@ -259,7 +259,7 @@ def _short_enough(*candidates: str) -> str:
     raise LabError(f"{candidates[-1]} is too long for the name of an interface", "give the switches shorter names")
 
 
-def describe(spec: FabricSpec, *, lab: str = "", datapath: str = "netdev", ovs_version: str = "",
+def describe(spec: FabricSpec, *, lab: str = "", datapath: str = "userspace", ovs_version: str = "",
              ovs_scheduler: str = "unchanged", host_pids: Mapping[str, int] | None = None,
              topo: Topo | None = None) -> Fabric:
     """The Fabric that a spec stands for; nothing is built and nothing needs root.
@@ -280,9 +280,11 @@ def describe(spec: FabricSpec, *, lab: str = "", datapath: str = "netdev", ovs_v
     host_index = {name: index for index, name in enumerate(host_names)}
 
     ends: dict[tuple[str, int], tuple[str, int]] = {}
+    uplink_ends = set()
     for _one, _other, link in topo.iterLinks(withInfo=True):
         near, far = (link["node1"], link["port1"]), (link["node2"], link["port2"])
         ends[near], ends[far] = far, near
+        uplink_ends.add(near)
     order = sorted(ends, key=lambda end: (end[0] in switch_index, host_index.get(end[0], switch_index.get(end[0])),
                                           end[1]))
     port_index = {end: index for index, end in enumerate(order)}
@@ -299,7 +301,7 @@ def describe(spec: FabricSpec, *, lab: str = "", datapath: str = "netdev", ovs_v
             interface=f"{device}-eth{number}" if is_host else interface_name(device, number),
             tap=tap_name(device, number), peer=port_index[far, far_number],
             role="nic" if is_host else "access" if to_host else
-                 "uplink" if switch_index[far] > switch_index[device] else "downlink",
+                 "uplink" if (device, number) in uplink_ends else "downlink",
             rate_bps=clock.lab_bps(rate_gbps),
             delay_ns=clock.lab_ns(spec.link_delay_us),
             buffer_bytes=round((spec.host_buffer_kb if is_host else spec.buffer_kb) * BYTES_PER_KB),
@@ -331,4 +333,5 @@ def describe(spec: FabricSpec, *, lab: str = "", datapath: str = "netdev", ovs_v
 
 def build_topo(spec: FabricSpec) -> Topo:
     """The Mininet topology of a spec."""
-    return SHAPES[spec.shape](leaves=spec.leaves, spines=spec.spines, hosts_per_leaf=spec.hosts_per_leaf)
+    shape = SHAPES[spec.shape]
+    return shape(**{key: getattr(spec, key) for key in shape.SIZES})

@@ -78,10 +78,11 @@ def of_link(rate_gbps: float, delay_us: float, mtu_bytes: int) -> Headroom:
     return sonic(rate_gbps, delay_us, mtu_frame_bytes(mtu_bytes))
 
 
-def physical_bytes(rate_gbps: float, delay_us: float, frame_bytes: int) -> int:
+def physical_bytes(rate_gbps: float, delay_us: float, frame_bytes: int, *, dynamic_xoff: bool = False) -> int:
     """The least that loses nothing here, whatever the traffic: 2 * delay * rate + 2 frames + PFC.
 
-    frame_bytes: of the largest frame, as tcpdump shows it.
+    frame_bytes: of the largest frame, as tcpdump shows it.  dynamic_xoff: one frame more, since other ports can make
+    the threshold fall below what this one holds already, and then its next frame is the first to notice.
     """
-    frames = 2 * (frame_bytes + WIRE_OVERHEAD_BYTES) + PFC_FRAME_BYTES + WIRE_OVERHEAD_BYTES
+    frames = (3 if dynamic_xoff else 2) * (frame_bytes + WIRE_OVERHEAD_BYTES) + PFC_FRAME_BYTES + WIRE_OVERHEAD_BYTES
     return math.ceil(2 * delay_us * rate_gbps * 1e3 / 8) + frames

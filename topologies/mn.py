@@ -1,8 +1,9 @@
 """The shapes for the `mn` command:
 
     sudo mn --custom topologies/mn.py --topo leafspine,2,2,2 --switch ovsbr,stp=1 --controller none --test pingall
+    sudo mn --custom topologies/mn.py --topo switchring,4,2 --switch ovsbr,stp=1 --controller none --test pingall
 
-A leaf-spine has loops and these are learning switches, hence the spanning tree (which takes OVS half a minute).
+Both have loops and these are learning switches, hence the spanning tree (which takes OVS half a minute).
 Where the kernel has no openvswitch module: `--switch ovsbr,stp=1,datapath=user`.  The links are Mininet's own; the
 emulated hardware comes with FabricNet.
 """

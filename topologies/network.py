@@ -54,6 +54,7 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
     controller_port: TCP port of the controller on this machine; may be set any time before `start`.  None: the
     bridges have no controller, and being in fail-secure mode they forward nothing.
     start_fabricd: starts the data path; None: the links carry nothing.
+    datapath: "kernel" or "userspace"; None: the best that there is (`ovs.datapath`).
 
     `build` creates nodes and links with fabricd in them and writes `fabric` to FABRIC_PATH, `start` creates the
     bridges, `stop` removes all of it.  Any failure on the way, and Ctrl-C, end in `stop`.  Raises LabError if another
@@ -63,7 +64,8 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
     fabric: Fabric  # from `build` on
 
     def __init__(self, spec: FabricSpec, lab: str = "", controller_port: int | None = None,
-                 start_fabricd: Callable[[Fabric], FabricdHandle] | None = fabricd_process.start) -> None:
+                 start_fabricd: Callable[[Fabric], FabricdHandle] | None = fabricd_process.start,
+                 datapath: str | None = None) -> None:
         _ = spec.clock  # complain about "auto" before anything exists
         if os.geteuid() != 0:
             raise LabError("building a network needs root", "use sudo")
@@ -71,6 +73,7 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
         self.lab = lab
         self.controller_port = controller_port
         self._start_fabricd = start_fabricd
+        self._datapath = datapath
         self.fabricd: FabricdHandle | None = None
         self._lock = cleanup.Lock()
         self._state: cleanup.State | None = None
@@ -79,7 +82,7 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
 
     def build(self) -> None:
         """Create nodes and links, fabricd in them, and configure the hosts."""
-        ovs_version, datapath = ovs.version(), ovs.datapath()
+        ovs_version, datapath = ovs.version(), self._datapath or ovs.datapath()
         self._lock.acquire()
         for objects in (self.hosts, self.switches, self.links):
             objects.clear()  # like Mininet's, ours are still there after `stop`
@@ -155,7 +158,7 @@ class FabricNet(Mininet):  # type: ignore[misc]  # Mininet has no types
 
     def _claim(self, datapath: str) -> str:
         """Write down what is going to be ours, then begin; returns how OVS is scheduled from now on."""
-        policy = ovs.current_scheduler() if datapath == "netdev" else None
+        policy = ovs.current_scheduler() if datapath == "userspace" else None
         self._state = cleanup.State(lab=self.lab, pid=os.getpid(), token=uuid.uuid4().hex, ovs_policy=policy)
         self._state.save()
         os.environ[cleanup.TOKEN_VARIABLE] = self._state.token

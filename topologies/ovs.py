@@ -58,14 +58,14 @@ def version() -> str:
 
 
 def datapath() -> str:
-    """The best datapath here: "system" where the kernel has the openvswitch module, otherwise "netdev"."""
+    """The best datapath here: "kernel" where there is the module openvswitch, otherwise "userspace"."""
     if Path("/sys/module/openvswitch").is_dir():
-        return "system"
+        return "kernel"
     try:
         loadable = subprocess.run(["modprobe", "--quiet", "--dry-run", "openvswitch"], capture_output=True, check=False)
     except FileNotFoundError:
-        return "netdev"
-    return "netdev" if loadable.returncode else "system"
+        return "userspace"
+    return "userspace" if loadable.returncode else "kernel"
 
 
 def our_bridges() -> list[str]:

@@ -33,6 +33,7 @@ LIMITS: Mapping[str, tuple[float, float, str]] = {
     "lossless_share": (0.01, 0.99, ""),
     "credit_kb": (1, CREDIT_UNITS_MAX * CREDIT_UNIT_BYTES / BYTES_PER_KB, KB),
     "pause_quanta": (2, 65_535, "quanta of 512 bit times"),
+    "ack_dscp": (1, DSCPS - 1, ""),
     "ecn_kmin_kb": (0, 1_048_576, KB),
     "ecn_kmax_kb": (0, 1_048_576, KB),
     "ecn_pmax": (0, 1, ""),
@@ -43,9 +44,9 @@ LIMITS: Mapping[str, tuple[float, float, str]] = {
 # What a key takes beside numbers.
 WORDS: Mapping[str, str | None] = {
     "xoff_kb": AUTO, "xon_offset_kb": AUTO, "headroom_kb": AUTO, "credit_kb": AUTO,
-    "ecn_kmin_kb": None, "ecn_kmax_kb": None,
+    "ecn_kmin_kb": None, "ecn_kmax_kb": None, "ack_dscp": None,
 }  # fmt: skip
-INTEGERS = ("pause_quanta",)
+INTEGERS = ("pause_quanta", "ack_dscp")
 PROFILE_KEYS = (
     "shared_buffer_kb", "alpha", "lossless_classes", "strict_classes", "ets_shares", "xoff_kb", "xoff_alpha",
     "xon_offset_kb", "headroom_kb", "lossless_share", "ecn_kmin_kb", "ecn_kmax_kb", "ecn_pmax", "watchdog",
@@ -63,6 +64,7 @@ class QosKeys:
 
     flow_control: on every link, for the lossless classes: none, pfc (802.1Qbb) or credits (as InfiniBand's).
     dscp_classes: DSCP -> traffic class 0..7; all others are in class 0.  RoCE is DSCP 26, its CNPs 48.
+    ack_dscp: of the ACKs and NAKs that NICs send, so that they can be in a class of their own; None: that of the data.
     lossless_classes: those that flow control is for.  strict_classes: served before all others, the highest first.
     ets_shares: class -> weight 1..100 among the others (deficit round robin); 1 where nothing is said.
     xoff_kb: bytes charged to an ingress port and class at which its peer is told to stop; auto: dynamic,
@@ -79,6 +81,7 @@ class QosKeys:
 
     flow_control: str = "none"
     dscp_classes: Mapping[int, int] = field(default_factory=lambda: {26: 3, 48: 6})
+    ack_dscp: int | None = None
     lossless_classes: tuple[int, ...] = (3,)
     strict_classes: tuple[int, ...] = (6, 7)
     ets_shares: Mapping[int, int] = field(default_factory=dict)

@@ -35,9 +35,10 @@ LIMITS: Mapping[str, tuple[float, float, str]] = {
     **qos.LIMITS,
 }
 # What a key takes beside numbers.
-WORDS: Mapping[str, str | None] = {"uplink_gbps": None, "slowdown": AUTO, **qos.WORDS}
+WORDS: Mapping[str, str | None] = {"spines": None, "uplink_gbps": None, "slowdown": AUTO, **qos.WORDS}
 MTUS_BYTES = (256, 512, 1024, 2048, 4096)  # the path MTUs that RoCE knows
 MAX_HOSTS = 1024
+DEFAULT_SPINES = 2
 
 # Where somebody coming from another tool looks first; difflib would not find these.
 _ALIASES = {"mtu": "mtu_bytes", "buffer": "buffer_kb", "bw": "link_gbps", "bandwidth": "link_gbps", "rate": "link_gbps",
@@ -49,7 +50,8 @@ _ALIASES = {"mtu": "mtu_bytes", "buffer": "buffer_kb", "bw": "link_gbps", "bandw
 class FabricSpec(QosKeys):
     """A fabric of identical links.
 
-    shape: a key of `topologies.shapes.SHAPES`.
+    shape: a key of `topologies.shapes.SHAPES`; it says which of the counts it has.
+    leaves: switches with hosts.  spines: None where the shape has none (where it has them, None stands for 2).
     link_gbps: rate of a host's link; uplink_gbps: of a link between switches (None: the same).
     link_delay_us: propagation, each direction of each link.
     mtu_bytes: RoCE path MTU (payload of a packet).
@@ -65,7 +67,7 @@ class FabricSpec(QosKeys):
 
     shape: str = "leaf_spine"
     leaves: int = 2
-    spines: int = 2
+    spines: int | None = None
     hosts_per_leaf: int = 2
     link_gbps: float = 100.0
     uplink_gbps: float | None = None
@@ -82,6 +84,11 @@ class FabricSpec(QosKeys):
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
             raise unknown_name("shape", str(self.shape), SHAPES)
+        sizes = SHAPES[self.shape].SIZES
+        if self.spines is None and "spines" in sizes:
+            object.__setattr__(self, "spines", DEFAULT_SPINES)
+        if self.spines is not None and "spines" not in sizes:
+            raise LabError(f"spines={self.spines}: a {self.shape} has no spines", "leave it out, or say spines=none")
         for key in LIMITS:
             value = getattr(self, key)
             if key in WORDS and value == WORDS[key]:
@@ -89,6 +96,9 @@ class FabricSpec(QosKeys):
             _check_number(key, value, integer=_is_integer(key))
             if not _is_integer(key):
                 object.__setattr__(self, key, float(value))
+        for key, least in sizes.items():
+            if getattr(self, key) < least:
+                raise LabError(f"{key}={getattr(self, key)} is out of range", f"a {self.shape} takes at least {least}")
         if self.mtu_bytes not in MTUS_BYTES:
             raise LabError(f"mtu_bytes={self.mtu_bytes}: RoCE has no such path MTU",
                            f"one of {', '.join(map(str, MTUS_BYTES))}")
@@ -111,6 +121,11 @@ class FabricSpec(QosKeys):
         return self.leaves * self.hosts_per_leaf
 
     @property
+    def uplinks_per_leaf(self) -> int:
+        """By how many links a leaf sends to the others: one a spine; in a ring there is one, clockwise."""
+        return 1 if self.spines is None else self.spines
+
+    @property
     def uplink_rate_gbps(self) -> float:
         """Rate of a link between switches, in Gb/s of hardware."""
         return self.link_gbps if self.uplink_gbps is None else self.uplink_gbps
@@ -130,8 +145,9 @@ class FabricSpec(QosKeys):
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plain values, for JSON; `from_dict` turns them back."""
-        return dataclasses.asdict(self)
+        """The plain values of the keys that the shape has, for JSON; `from_dict` turns them back."""
+        unused = {"spines"} - SHAPES[self.shape].SIZES.keys()
+        return {key: value for key, value in dataclasses.asdict(self).items() if key not in unused}
 
     def replace(self, **values: Any) -> FabricSpec:
         """A copy with some values changed, and everything checked again."""

@@ -20,12 +20,13 @@ CONTROLLER_INACTIVITY_PROBE_MS = 30_000  # a busy machine must not look like a d
 class FabricSwitch(Insulated, OVSSwitch):  # type: ignore[misc]  # Mininet has no types
     """OVSSwitch whose bridge carries our prefix and mark, and which only ever starts in a batch.
 
-    datapath: "netdev" or "system".  controller_port: the controller's TCP port on this machine, None: none.
+    datapath: "userspace" or "kernel".  controller_port: the controller's TCP port on this machine, None: none.
     """
 
-    def __init__(self, name: str, datapath: str = "netdev", **params: Any) -> None:
+    def __init__(self, name: str, datapath: str = "userspace", **params: Any) -> None:
         params["batch"] = True
-        super().__init__(name, datapath="user" if datapath == "netdev" else "kernel", protocols="OpenFlow13", **params)
+        mininets = "user" if datapath == "userspace" else "kernel"
+        super().__init__(name, datapath=mininets, protocols="OpenFlow13", **params)
         self.bridge = PREFIX + name
         self.controller_port: int | None = None
 
@@ -101,7 +102,9 @@ def static_flows(fabric: Fabric, switch: Switch) -> list[str]:
         access = fabric.peer(fabric.nic(host))
         if host.leaf == switch.name:
             out = access
+        elif switch.tier == "leaf":
+            out = uplinks[(access.number - 1) % len(uplinks)]
         else:
-            out = downlinks[host.leaf] if downlinks else uplinks[(access.number - 1) % len(uplinks)]
+            out = downlinks[host.leaf]
         flows.append(f"priority=1,ip,nw_dst={host.ip},actions=output:{out.number}")
     return flows

@@ -4,7 +4,7 @@
 #   sudo vagrant/provision.sh [--dev] [--vm] [--lab-user NAME] [--any-distribution]
 #
 #   --dev               also what the tests need (clang with libFuzzer, shellcheck, ruff, mypy, pytest, ...)
-#   --vm                also what `make vm-test` needs (debootstrap, QEMU)
+#   --vm                also what `make vm-test` needs (debootstrap, QEMU; Vagrant and libvirt where there are packages)
 #   --lab-user NAME     also a login NAME that may run `sudo straggler` without a password (the VM's user `lab`)
 #   --any-distribution  try it on an untested distribution that has apt
 #
@@ -30,7 +30,8 @@ PACKAGES=(mininet openvswitch-switch iproute2 iputils-ping ethtool iperf3 tcpdum
           python3 python3-venv python3-dev gcc libc6-dev make)
 DEV_PACKAGES=(clang shellcheck git)
 DEV_OPTIONAL_PACKAGES=(libclang-rt-dev vagrant)  # not every release has them, or needs them
-VM_PACKAGES=(debootstrap qemu-system-x86 qemu-utils e2fsprogs zstd)
+VM_PACKAGES=(debootstrap qemu-system-x86 qemu-utils e2fsprogs)
+VM_OPTIONAL_PACKAGES=(vagrant vagrant-libvirt libvirt-daemon-system libvirt-clients dnsmasq-base rsync curl)
 
 # Open vSwitch moves all userspace traffic through AF_PACKET sockets whose buffers have the sizes that these had when the
 # daemon started: with the usual 208 KB a burst overruns them and frames vanish inside the switch.
@@ -155,9 +156,12 @@ install_packages() {
     local package
     if [[ $dev -eq 1 ]]; then
         wanted+=("${DEV_PACKAGES[@]}")
-        optional=("${DEV_OPTIONAL_PACKAGES[@]}")
+        optional+=("${DEV_OPTIONAL_PACKAGES[@]}")
     fi
-    [[ $vm -eq 0 ]] || wanted+=("${VM_PACKAGES[@]}")
+    if [[ $vm -eq 1 ]]; then
+        wanted+=("${VM_PACKAGES[@]}")
+        optional+=("${VM_OPTIONAL_PACKAGES[@]}")
+    fi
     [[ -z "$lab_user" ]] || wanted+=(sudo)
     mapfile -t missing < <(not_installed "${wanted[@]}")
     if [[ ${#optional[@]} -gt 0 ]]; then mapfile -t optional < <(not_installed "${optional[@]}"); fi
@@ -259,7 +263,8 @@ pip() {  # pip WHAT ARGUMENTS...
     shift
     # Absolute, and twice: see the constraints file.
     PIP_CONSTRAINT="$CONSTRAINTS" PIP_BUILD_CONSTRAINT="$CONSTRAINTS" PIP_DISABLE_PIP_VERSION_CHECK=1 \
-        PIP_ROOT_USER_ACTION=ignore "$VENV/bin/python" -m pip --no-input "$@" </dev/null >"$log" 2>&1 9<&- || {
+        PIP_ROOT_USER_ACTION=ignore PIP_PROGRESS_BAR=off \
+        "$VENV/bin/python" -m pip --no-input "$@" </dev/null >"$log" 2>&1 9<&- || {
         # What failed by itself has been undone by pip; an environment that was whole still is.
         [[ ! -e "$VENV/.recipe" ]] || rm -f "$VENV/.incomplete"
         explain_failure "$log" "$what"

@@ -4,10 +4,12 @@ It opens its host's NIC, creates queue pairs, and from then on waits: for the ru
 completions on the NIC's event channel.  Commands are JSON lines {"op": ...}, each answered by one line
 {"host", "ok": true, ...} or {"host", "ok": false, "error"}:
 
-setup     rank, agent and arguments (labs.agents.collectives.create), incoming and outgoing: UDP source port of each
-          queue pair [channel][lane]; window_bytes, timeout_ns, retry_count.  Answers with ip, addr, rkey and, in the
-          same shape, qp_num and psn of each queue pair.
-connect   incoming and outgoing: the peers' {ip, qp_num, psn} [channel][lane]; targets: {addr, rkey} [channel]
+setup     rank, agent and arguments (labs.agents.collectives.create); incoming and outgoing: a list of channels, each
+          {ports: UDP source port of each queue pair [lane], dscp: of its packets (0: the NIC's), delay_ns: its first
+          write goes so much later than the others}; window_bytes, timeout_ns, retry_count; dcqcn: as Dcqcn.to_lab, or
+          null.  Answers with ip, addr, rkey, incoming and outgoing: {qp_num, psn} [channel][lane].
+connect   incoming and outgoing: the peers' {ip, qp_num, psn} [channel][lane]; sources and targets: the {addr, rkey} of
+          their memory [channel]
 prepare   iteration: fills in the input
 run       earliest_ns: nothing goes on the wire before.  Answers when the result is complete and all that was sent is
           acknowledged: end_ns (completion time stamp of the last message that it needed), wrong
@@ -47,8 +49,9 @@ _POLL = 64
 class Lane:
     """One queue pair of a channel, with the writes that its send queue has no room for yet."""
 
-    def __init__(self, qp: QueuePair, channel: int) -> None:
-        self.qp, self.channel = qp, channel
+    def __init__(self, qp: QueuePair, channel: int, *, outgoing: bool, delay_ns: int) -> None:
+        self.qp, self.channel, self.outgoing, self.delay_ns = qp, channel, outgoing, delay_ns
+        self.peer: dict[str, int] = {}  # addr and rkey of the memory at the other end
         self.backlog: deque[Write] = deque()
         self.unacknowledged = 0
 
@@ -65,16 +68,17 @@ class Agent:
         self.collective.attach(self.memory.array(np.uint8))
         self.cq: CompletionQueue = self.context.create_cq(_CQ_DEPTH)
 
-        def lanes(ports: list[list[int]]) -> list[list[Lane]]:
+        def lanes(side: str) -> list[list[Lane]]:
             return [[Lane(pd.create_qp(self.cq, self.cq, src_port=port, window_bytes=command["window_bytes"],
-                                       timeout_ns=command["timeout_ns"], retry_count=command["retry_count"]), channel)
-                     for port in channel_ports] for channel, channel_ports in enumerate(ports)]
+                                       timeout_ns=command["timeout_ns"], retry_count=command["retry_count"],
+                                       dscp=channel["dscp"]),
+                          number, outgoing=side == "outgoing", delay_ns=channel["delay_ns"])
+                     for port in channel["ports"]] for number, channel in enumerate(command[side])]
 
-        self.incoming = lanes(command["incoming"])
-        self.outgoing = lanes(command["outgoing"])
+        self.incoming, self.outgoing = lanes("incoming"), lanes("outgoing")
         self._lanes = {lane.qp.qp_num: lane for channels in (self.incoming, self.outgoing)
                        for channel in channels for lane in channel}
-        self._targets: list[dict[str, int]] = []
+        self._dcqcn: dict[str, int] | None = command["dcqcn"]
         self._earliest_ns = 0
         self._end_ns = 0
         self.running = False
@@ -89,14 +93,15 @@ class Agent:
         }
 
     def connect(self, command: dict[str, Any]) -> None:
-        self._targets = command["targets"]
-        for name, channels in (("incoming", self.incoming), ("outgoing", self.outgoing)):
-            for channel, peers in zip(channels, command[name], strict=True):
+        for name, memories in (("incoming", "sources"), ("outgoing", "targets")):
+            channels: list[list[Lane]] = getattr(self, name)
+            for channel, peers, memory in zip(channels, command[name], command[memories], strict=True):
                 for lane, peer in zip(channel, peers, strict=True):
+                    lane.peer = memory
                     lane.qp.connect(peer["ip"], peer["qp_num"], peer["psn"])
-        for channel in self.incoming:
-            for lane in channel:
-                lane.qp.post_recv(_RECV_DEPTH)
+                    if self._dcqcn is not None:
+                        lane.qp.set_dcqcn(self._dcqcn)
+                    lane.qp.post_recv(_RECV_DEPTH)
         self.cq.req_notify()
 
     def run(self, earliest_ns: int) -> None:
@@ -116,7 +121,7 @@ class Agent:
             if not completions and not self.cq.req_notify():
                 break
         busy = not self.collective.received_all or any(
-            lane.unacknowledged or lane.backlog for channel in self.outgoing for lane in channel)
+            lane.unacknowledged or lane.backlog for lane in self._lanes.values())
         if busy or not self.running:
             return None
         self.running = False
@@ -129,6 +134,9 @@ class Agent:
                            f"{WcStatus(completion.status).name}")
         if completion.is_recv:
             lane.qp.post_recv(1)
+            if lane.outgoing:
+                self._post(self.collective.replied(lane.channel, completion.imm_data))
+                return
             self._post(self.collective.arrived(lane.channel, completion.imm_data))
             self._end_ns = max(self._end_ns, completion.timestamp_ns)
         else:
@@ -139,17 +147,16 @@ class Agent:
 
     def _post(self, writes: Iterable[Write]) -> None:
         for write in writes:
-            lane = self.outgoing[write.channel][write.lane]
+            lane = (self.incoming if write.reply else self.outgoing)[write.channel][write.lane]
             lane.backlog.append(write)
             self._send(lane)
 
     def _send(self, lane: Lane) -> None:
-        target = self._targets[lane.channel]
         while lane.backlog:
             write = lane.backlog[0]
             taken = lane.qp.post_write(
-                self.memory, write.local_offset, write.length, target["addr"] + write.remote_offset, target["rkey"],
-                imm=write.immediate, earliest_ns=self._earliest_ns)
+                self.memory, write.local_offset, write.length, lane.peer["addr"] + write.remote_offset,
+                lane.peer["rkey"], imm=write.immediate, earliest_ns=self._earliest_ns + lane.delay_ns)
             if not taken:
                 return
             lane.backlog.popleft()

@@ -24,6 +24,7 @@ VERBS = {
     "plot": "Draw the plots of a run again.",
     "report": "Write the report of a run again.",
     "why": "Name the late rank, its flow, and where it lost its time.",
+    "events": "List what happened in a run: pauses and their reasons, faults, drops, moves.",
     "shell": "Build a lab's fabric and hand over Mininet's command line.",
     "policy": "Change the load-balancing policy of the running lab.",
     "clean": "Remove what a lab that was killed has left behind.",

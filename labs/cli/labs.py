@@ -21,11 +21,12 @@ def command(as_json: bool) -> None:
     found = [load(name) for name in exercises()]
     if as_json:
         click.echo(json.dumps([{"name": lab.name, "module": lab.module, "title": lab.title, "question": lab.question,
-                                "policies": list(lab.policies), "file": str(lab.path)} for lab in found], indent=1))
+                                "policies": list(lab.policies), "variants": list(lab.variants),
+                                "file": str(lab.path)} for lab in found], indent=1))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("lab", "title", "question", "policies"):
+    for name in ("lab", "title", "question", "variants", "policies"):
         table.add_column(name, overflow="fold")
     for lab in found:
-        table.add_row(lab.name, lab.title, lab.question, ", ".join(lab.policies))
+        table.add_row(lab.name, lab.title, lab.question, ", ".join(lab.variants), ", ".join(lab.policies))
     Console().print(table)

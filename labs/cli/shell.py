@@ -38,13 +38,15 @@ Examples:
   mininet> queues""")
 @lab_argument
 @fabric_options
-def command(lab_name: str, settings: tuple[str, ...], slowdown: str | None) -> None:
+@click.option("--variant", metavar="NAME", help="The lab as it is in one of its variants.")
+def command(lab_name: str, settings: tuple[str, ...], slowdown: str | None, variant: str | None) -> None:
     """Build the fabric of LAB, start the controller, and hand over Mininet's command line.
 
     It has three more commands: `policy NAME [parameter=value]`, `burst [ring|incast|permutation] [key=value]` and
     `queues`.  Everything is removed when you leave it.
     """
-    lab = configured(lab_name, settings, slowdown)
+    lab = configured(lab_name, settings, slowdown, None if variant is None else (variant,))
+    lab = lab.replace(variants={}) if variant is None else lab.variant(variant)
     require_root()
     if isinstance(lab.fabric.slowdown, str):
         from topologies import calibrate
@@ -93,17 +95,17 @@ class Shell(CLI):  # type: ignore[misc]
 
     @_safe
     def do_burst(self, line: str) -> None:
-        """burst [ring|incast|permutation] [key=value ...]: play it once; without a name: the lab's own workload."""
+        """burst [ring|incast|permutation] [key=value ...]: play it once; without a name: the lab's own, with faults."""
         words = shlex.split(line)
-        workload = self.lab.workload
+        workload, faults = self.lab.workload, self.lab.faults
         if words and "=" not in words[0]:
-            name = words.pop(0)
+            name, faults = words.pop(0), ()
             if name not in BURSTS:
                 raise unknown_name("burst", name, BURSTS)
             if not isinstance(workload, BURSTS[name]):
                 common = {field.name: getattr(workload, field.name) for field in dataclasses.fields(Workload)}
                 workload = BURSTS[name](**common)
-        lab = self.lab.replace(workload=workload.with_overrides(words), iterations=1, warmup=0)
+        lab = self.lab.replace(workload=workload.with_overrides(words), iterations=1, warmup=0, faults=faults)
         seed = int(self.session.controller.call("status")["seed"])
         played = Run(self.session, lab, None, seed, Silent()).play()
         if played.reason is not None:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from labs.measure.pauses import Holds
 from labs.measure.raw import FlowRole, RawIteration, RawRun
+from labs.measure.standing import stands
 from labs.measure.theory import dotted
 from topologies.fabricd.telemetry import TraceKind
 from topologies.units import WIRE_OVERHEAD_BYTES
@@ -22,6 +24,7 @@ from topologies.units import WIRE_OVERHEAD_BYTES
 if TYPE_CHECKING:
     from topologies.fabric import Fabric
 
+TICK_NS = 5_000_000  # a drop is recorded at the tick that finds it
 ACK_FRAME_BYTES = 62  # Ethernet 14, IPv4 20, UDP 8, BTH 12, AETH 4, ICRC 4: nothing with data is shorter
 
 JOURNEY_DTYPE = np.dtype([
@@ -47,6 +50,10 @@ class Evidence:
     trace: npt.NDArray[Any]
     flow_keys: Sequence[tuple[int, int, int, int, int]]
     roles: Mapping[int, FlowRole]  # flow index -> who sends data on it
+    label: str = ""  # what the run is called; "": the policy
+    variant: str = ""
+    fault_events: Sequence[Mapping[str, Any]] = ()  # as in RawRun
+    end_ns: int = 0  # of the run; 0: with its last record.  What froze has no records until then
 
     @classmethod
     def of(cls, raw: RawRun) -> Evidence:
@@ -57,7 +64,13 @@ class Evidence:
             collective=str(raw.workload.get("collective", "all_reduce")),
             group_ranks=int(raw.workload.get("ranks", 0)), ideal_us=float(raw.workload.get("ideal_us", 0.0)),
             iterations=raw.iterations, trace=raw.trace[np.argsort(raw.trace["t_ns"], kind="stable")],
-            flow_keys=keys, roles=roles_by_flow(keys, raw.flow_ranks))
+            flow_keys=keys, roles=roles_by_flow(keys, raw.flow_ranks),
+            label=raw.label, variant=raw.variant, fault_events=tuple(raw.fault_events),
+            end_ns=raw.end_ns)
+
+    @property
+    def name(self) -> str:
+        return f"{self.label or self.policy}, seed {self.seed}"
 
     @cached_property
     def hops(self) -> npt.NDArray[Any]:
@@ -76,6 +89,21 @@ class Evidence:
         """One JOURNEY_DTYPE row per packet that a host sent, in order of sending."""
         return packet_journeys(self.trace, self.fabric)
 
+    @property
+    def last_ns(self) -> int:
+        """When the run ended, or its last record, whichever is later."""
+        return max(self.end_ns, int(self.trace["t_ns"].max(initial=0)))
+
+    @cached_property
+    def stands(self) -> npt.NDArray[Any]:
+        """One STAND_DTYPE row per packet and port in whose queue it stood, by arrival."""
+        return stands(self.trace, self.fabric)
+
+    @cached_property
+    def holds(self) -> Holds:
+        """When ports were held back by their peers, and by what in the end."""
+        return Holds(self)
+
     def connection(self, rank: int, peer: int, ring: int) -> list[int]:
         """The flows (one per queue pair) on which `rank` sends to `peer`."""
         return [flow for flow, role in self.roles.items() if (role.rank, role.peer, role.ring) == (rank, peer, ring)]
@@ -87,8 +115,9 @@ class Evidence:
         src_ip, dst_ip, src_port, _, _ = self.flow_keys[flow]
         return f"{self._host(src_ip)}->{self._host(dst_ip)} (UDP {src_port})"
 
-    def host_of_rank(self, rank: int) -> str:
-        return next((r.host for iteration in self.iterations for r in iteration.ranks if r.rank == rank), "?")
+    def ends_of(self, flow: int) -> tuple[str, str]:
+        """The hosts that a flow comes from and goes to; an address where no host has it."""
+        return self._host(self.flow_keys[flow][0]), self._host(self.flow_keys[flow][1])
 
     def _host(self, ip: int) -> str:
         text = dotted(ip)
@@ -122,11 +151,13 @@ def packet_journeys(trace: npt.NDArray[Any], fabric: Fabric) -> npt.NDArray[Any]
     """
     roles = np.array([{"nic": 0, "access": 1}.get(port.role, 2) for port in fabric.ports])
     delay_ns = np.array([port.delay_ns for port in fabric.ports])
-    role = roles[np.minimum(trace["port"], len(roles) - 1)]
     hop, drop = trace["kind"] == TraceKind.HOP, (trace["kind"] == TraceKind.DROP) & (trace["flow"] != 0xFFFFFFFF)
-    sends = trace[(hop | drop) & (role == 0)]
-    ends = trace[(hop & (role == 1)) | drop]
-    sends, ends = _by_packet(sends), _by_packet(ends)
+    role = roles[np.minimum(trace["port"], len(roles) - 1)]
+    records = _by_packet(trace[(hop & (role < 2)) | drop])
+    hop, role = records["kind"] == TraceKind.HOP, roles[records["port"]]
+    after_hop = _lost_after_hop(records, fabric, delay_ns)
+    sends = records[(role == 0) & (hop | ~after_hop)]
+    ends = records[(hop & (role == 1) & ~np.append(after_hop[1:], False)) | ~hop]
     send_id, end_id = _packet_id(sends), _packet_id(ends)
     copy, end_copy = _number_in_group(send_id), _number_in_group(end_id)
 
@@ -147,6 +178,23 @@ def packet_journeys(trace: npt.NDArray[Any], fabric: Fabric) -> npt.NDArray[Any]
         rows["end_ns"][match] = last["t_ns"] + np.where(dropped, 0, delay_ns[last["port"]])
         rows["dropped"][match] = np.where(dropped, last["reason"], 0)
     return rows[np.argsort(rows["sent_ns"], kind="stable")]
+
+
+def _lost_after_hop(records: npt.NDArray[Any], fabric: Fabric, delay_ns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which records (by packet) are drops of what has just left a port: on its link, or for want of room behind it.
+
+    The HOP is the record before, at the same port or at its peer, and not longer ago than the link takes and a tick.
+    """
+    if not len(records):
+        return np.zeros(0, dtype=bool)
+    peer = np.array([port.peer for port in fabric.ports])
+    port, ids = records["port"].astype(np.int64), _packet_id(records)
+    before = np.maximum(np.arange(len(records)) - 1, 0)
+    lately = records["t_ns"] - records["t_ns"][before] <= delay_ns[port[before]] + TICK_NS
+    there = (port[before] == port) | (peer[port[before]] == port)
+    found: npt.NDArray[np.bool_] = ((records["kind"] == TraceKind.DROP) & (records["kind"][before] == TraceKind.HOP)
+                                    & (ids[before] == ids) & there & lately)
+    return found
 
 
 def reordered(journeys: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -50,6 +50,21 @@ class Intervals:
         """How many ns of each interval [start, end) lie in the set."""
         return self.below(end) - self.below(start)
 
+    def clipped(self, begin_ns: int, end_ns: int) -> Intervals:
+        """The part within [begin_ns, end_ns)."""
+        return Intervals.union(np.maximum(self.start, begin_ns), np.minimum(self.end, end_ns))
+
+    def joined(self, other: Intervals) -> Intervals:
+        """What is in this set or in the other."""
+        return Intervals.union(np.concatenate((self.start, other.start)), np.concatenate((self.end, other.end)))
+
+    def without(self, other: Intervals) -> Intervals:
+        """What is in this set and not in the other."""
+        edges = np.unique(np.concatenate((self.start, self.end, other.start, other.end)))
+        first, last = edges[:-1], edges[1:]
+        keep = (self.inside(first, last) > 0) & (other.inside(first, last) == 0)
+        return Intervals.union(first[keep], last[keep])
+
     def minus(self, other: Intervals) -> float:
         """ns of this set that are not in the other."""
         return self.total_ns - float(other.inside(self.start, self.end).sum())

@@ -3,7 +3,12 @@
 fabricd computes departures exactly, so a port's own record cannot show that the machine fell behind.  What can
 is the next device: the moment at which the frame, having crossed the link and the switch behind it, came to
 the next queue.  That moment is read from a clock.  A link that had a frame waiting all the time must
-therefore feed the next queue at its own rate.
+therefore feed the next queue at its own rate: from frame to frame the way there must not take longer and longer.  How
+much longer is the slope of a straight line through the delays of all its frames (least squares, an offset for each
+stretch), so that no single frame decides, be it late by itself or the last of its stretch.
+
+A link that was paused, had no credits, or whose NIC sends at a rate of DCQCN's, was not busy: the pause ends a stretch
+of frames back to back.  A PFC frame or an update of credits between two frames does not: the link carried that.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topologies.fabricd.telemetry import TraceKind
+from topologies.headroom import PFC_FRAME_BYTES
 from topologies.units import WIRE_OVERHEAD_BYTES
 
 if TYPE_CHECKING:
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
 MIN_STRETCH_FRAMES = 32  # back to back, for a stretch to count
 MIN_FRAMES = 256  # of a port in all: below that an endpoint's jitter exceeds a fraction of a per cent
 _BACK_TO_BACK_NS = 1_000
+_CONTROL_BYTES = PFC_FRAME_BYTES + WIRE_OVERHEAD_BYTES  # the largest control frame; in no record
 
 
 def carried_rate_errors(trace: npt.NDArray[Any], fabric: Fabric) -> dict[int, float]:
@@ -35,19 +42,23 @@ def carried_rate_errors(trace: npt.NDArray[Any], fabric: Fabric) -> dict[int, fl
     errors: dict[int, float] = {}
     for port in np.unique(hops["port"]):
         of_port = np.flatnonzero(hops["port"] == port)
-        bits, seconds, frames = 0.0, 0.0, 0
-        follows = np.abs(begin_ns[of_port][1:] - hops["t_ns"][of_port][:-1]) <= _BACK_TO_BACK_NS
+        delay_time, time_time, frames = 0.0, 0.0, 0
+        gap_ns = begin_ns[of_port][1:] - hops["t_ns"][of_port][:-1]
+        control_ns = _CONTROL_BYTES * 8e9 / rates[port]
+        follows = (gap_ns >= -_BACK_TO_BACK_NS) & (gap_ns <= control_ns + _BACK_TO_BACK_NS)
         breaks = np.flatnonzero(~follows) + 1
         for stretch in np.split(of_port, breaks):
             seen = stretch[came_ns[stretch] >= 0]
             if len(stretch) < MIN_STRETCH_FRAMES or len(seen) < 2:
                 continue
-            first, last = seen[0], seen[-1]
-            bits += float(wire_bits[stretch[(stretch > first) & (stretch <= last)]].sum())
-            seconds += float(came_ns[last] - came_ns[first]) / 1e9
+            due_ns = hops["t_ns"][seen].astype(np.float64)
+            delay_ns = came_ns[seen] - due_ns
+            due_ns -= due_ns.mean()
+            delay_time += float((due_ns * (delay_ns - delay_ns.mean())).sum())
+            time_time += float((due_ns**2).sum())
             frames += len(seen)
-        if frames >= MIN_FRAMES and seconds > 0:
-            errors[int(port)] = bits / seconds / float(rates[port]) - 1
+        if frames >= MIN_FRAMES:
+            errors[int(port)] = 1 / (1 + delay_time / time_time) - 1
     return errors
 
 

@@ -54,6 +54,8 @@ class FlowRole:
     rank: int  # the sender of data
     peer: int  # the receiver
     ring: int
+    start_us: float = 0.0  # when it is planned to begin, hardware us after the common instant
+    qp: int = 0  # number of the sending queue pair, which a NIC's trace records name; 0: not known
 
     @property
     def key(self) -> tuple[int, int, int, int, int]:
@@ -74,6 +76,10 @@ class RawRun:
         entries are positions in `fabric.uplinks(leaf)`; a policy without a table has no entry here.
     controller_events: "t_ns", "kind" ("move", "reconnect", "disconnect", ...), for a move also "leaf", "entry",
         "from", "to".
+    variant: name of the lab's variant, "" when it has none; label: what the run is called in tables and plots.
+    fault_events: "t_ns", "kind": "fault", "fault" ("slow_receiver", ...), "state" ("begin" or "end"), "text", and
+        "device" or "port" (name) where it acts.
+    may_fail: the lab expects that ranks do not finish (a deadlock), and no process of the emulator died.
     trace, flows: TRACE_DTYPE and FLOW_DTYPE arrays; series_depth: uint32 bytes [rows, ports, classes].
     """
 
@@ -101,6 +107,10 @@ class RawRun:
     rank_jitter_us: float = 0.0  # start jitter that the lab asks for, hardware us
     workload: Mapping[str, Any] = field(default_factory=dict)
     predicted: Mapping[str, float] = field(default_factory=dict)
+    variant: str = ""
+    label: str = ""  # "": the policy
+    fault_events: Sequence[Mapping[str, Any]] = ()
+    may_fail: bool = False
 
     @property
     def measured(self) -> tuple[RawIteration, ...]:
@@ -109,4 +119,4 @@ class RawRun:
 
     @property
     def name(self) -> str:
-        return f"{self.policy}/seed {self.seed}"
+        return f"{self.label or self.policy}/seed {self.seed}"

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from labs.measure import theory, verdict, why
+from labs.measure import rates, theory, verdict, why
+from labs.measure.congestion import by_reason, congestion, drops_by_port, peak_queues
 from labs.measure.evidence import ACK_FRAME_BYTES, Evidence, reordered, roles_by_flow
 from labs.measure.raw import RawIteration, RawRun
 from topologies.fabric import Fabric
-from topologies.fabricd.telemetry import DropReason, Snapshot
+from topologies.fabricd.telemetry import Snapshot
 
 
 def summarise(raw: RawRun, evidence: Evidence | None = None) -> dict[str, Any]:
@@ -33,14 +34,18 @@ def summarise(raw: RawRun, evidence: Evidence | None = None) -> dict[str, Any]:
     compute_us = float(raw.workload.get("compute_us", 0.0))  # part of both sides, as in the BMWG's AI fabric draft
     algbw_gbps = raw.workload["size_bytes"] * 8 / mean_us / 1e3 if mean_us and "size_bytes" in raw.workload else None
     factor = theory.busbw_factor(evidence.collective, evidence.group_ranks) if evidence.group_ranks else 1.0
-    drops = drops_by_port(raw.before, raw.after, raw.fabric)
+    drops = drops_by_port(raw.before, raw.after, raw.fabric, verdict.FABRIC_DROPS)
     uplinks = uplink_bytes(raw.before, raw.after, raw.fabric)
+    # A hash says how long a job takes if links between switches limit it, and all its flows are alike.
+    alike = evidence.collective not in ("transfers", "incast")
     loads = [load for load in uplink_loads(uplinks, raw.fabric).values() if sum(load) > 0]
     nics = {name: grown(raw.before, raw.after, "nics", name) for name in ("retransmitted_packets", "timeouts",
                                                                         "naks_sent", "qp_errors")}
     late = reordered(evidence.journeys) & (evidence.journeys["bytes"] > ACK_FRAME_BYTES)
     late &= np.isin(evidence.journeys["flow"], list(evidence.roles))
     return {
+        "label": raw.label or raw.policy,
+        "variant": raw.variant,
         "policy": raw.policy,
         "seed": raw.seed,
         "params": dict(raw.params),
@@ -51,17 +56,23 @@ def summarise(raw: RawRun, evidence: Evidence | None = None) -> dict[str, Any]:
         "warmup_iterations": [summarise_iteration(raw, evidence, i) for i in raw.iterations if i.warmup],
         "time_us": statistics(times_us),
         "lab_s": (raw.end_ns - raw.start_ns) / 1e9,
+        "end_ns": raw.end_ns,
         "ideal_us": ideal_us,
         "jct_ratio": (compute_us + mean_us) / (compute_us + ideal_us) if mean_us and ideal_us else None,
-        "predicted_factor": raw.predicted.get("factor"),
-        "expected_factor": theory.expected_factor(raw.flow_ranks, raw.fabric),
+        "predicted_factor": raw.predicted.get("factor") if alike else None,
+        "expected_factor": theory.expected_factor(raw.flow_ranks, raw.fabric) if alike else None,
         "algbw_gbps": algbw_gbps,
         "busbw_gbps": algbw_gbps * factor if algbw_gbps else None,
         "wrong": sum(rank.wrong for iteration in raw.iterations for rank in iteration.ranks),
         "errors": errors(raw.iterations),
         "causes": dict(Counter(iteration["straggler"]["cause"] for iteration in iterations)),
         "drops": sum(sum(reasons.values()) for reasons in drops.values()),
+        "drops_by_reason": by_reason(drops),
         "drops_by_port": drops,
+        **congestion(raw),
+        **rates.summary(evidence),
+        "faults": [{**event, "t_us": raw.fabric.clock.hardware_us(event["t_ns"] - raw.start_ns)}
+                   for event in raw.fault_events],
         "retransmitted_packets": nics["retransmitted_packets"],
         "timeouts": nics["timeouts"],
         "naks": nics["naks_sent"],
@@ -121,19 +132,6 @@ def grown(before: Snapshot, after: Snapshot, rows: str, name: str) -> int:
     return int(getattr(after, rows)[name].sum()) - int(getattr(before, rows)[name].sum())
 
 
-def drops_by_port(before: Snapshot, after: Snapshot, fabric: Fabric) -> dict[str, dict[str, int]]:
-    """{"leaf0->spine1": {"tail": 12}}, worst port first; carried frames only."""
-    difference = after.ports["dropped"].astype(np.int64) - before.ports["dropped"].astype(np.int64)
-    carried = difference[:, verdict.FABRIC_DROPS]
-    found: dict[str, dict[str, int]] = {}
-    for port in np.argsort(-carried.sum(axis=1), kind="stable").tolist():
-        reasons = {reason.name.lower(): int(difference[port, reason]) for reason in DropReason
-                   if verdict.FABRIC_DROPS.start <= reason < verdict.FABRIC_DROPS.stop and difference[port, reason]}
-        if reasons:
-            found[fabric.port_name(port)] = reasons
-    return found
-
-
 def uplink_bytes(before: Snapshot, after: Snapshot, fabric: Fabric) -> dict[str, int]:
     """Bytes (frames as tcpdump sees them) that each uplink carried."""
     difference = after.ports["tx_bytes"].astype(np.int64) - before.ports["tx_bytes"].astype(np.int64)
@@ -168,15 +166,6 @@ def _by_window(rows: npt.NDArray[Any], windows: Sequence[RawIteration]) -> list[
     return [part for part in np.split(rows, cuts) if len(part)]
 
 
-def peak_queues(raw: RawRun) -> dict[str, int]:
-    """Largest depth that the series saw at each port between switches, in bytes; ports that stayed empty left out."""
-    if not len(raw.series_t_ns):
-        return {}
-    peaks = raw.series_depth.sum(axis=2).max(axis=0)
-    return {raw.fabric.port_name(port.index): int(peaks[port.index]) for port in raw.fabric.ports
-            if port.role in ("uplink", "downlink", "access") and peaks[port.index] > 0}
-
-
 def flow_table(raw: RawRun) -> list[dict[str, Any]]:
     """One row a flow for flows.parquet: who, and by how much its counters grew in this run."""
     roles = roles_by_flow([(int(f["src_ip"]), int(f["dst_ip"]), int(f["src_port"]), int(f["dst_port"]),
@@ -191,7 +180,6 @@ def flow_table(raw: RawRun) -> list[dict[str, Any]]:
         row |= {name: int(flow[name]) - (int(old[name]) if old is not None else 0)
                 for name in ("sent_frames", "sent_bytes", "delivered_frames", "delivered_bytes", "dropped_frames",
                              "path_changes")}
-        row |= {"rank": role.rank if role else None, "peer": role.peer if role else None,
-                "ring": role.ring if role else None}
+        row |= {name: getattr(role, name) if role else None for name in ("rank", "peer", "ring", "start_us", "qp")}
         rows.append(row)
     return rows

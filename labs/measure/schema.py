@@ -12,7 +12,7 @@ import jsonschema
 
 from topologies.errors import LabError
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def check(document: Mapping[str, Any]) -> None:

@@ -4,12 +4,13 @@ A run is on disk, complete, as soon as `RunWriter.add` returns: Ctrl-C, or a cra
 ones.  Until `finish` each run has its own Parquet files in `parts/`; then they become one file each, with a `run`
 column.
 
-  run.json             schema-checked (schema.json), one element of `runs` for each policy and seed
-  fabric.json          topologies.fabric.Fabric
+  run.json             schema-checked (schema.json), one element of `runs` for each variant, policy and seed
+  fabric.json          topologies.fabric.Fabric of the first run; fabric-1.json, ... where others were built
   trace.parquet        every packet at every hop, drops, path changes, transport events: nothing is thinned out
   series.parquet       queue depths over time; a port and class that stayed empty for the whole run has no rows
   flows.parquet        counters of each flow
   iterations.parquet   each rank in each iteration
+  events.parquet       pauses, stalls, watchdogs, faults, the controller's moves: labs.measure.events
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -28,14 +30,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from labs.measure import events
 from labs.measure.evidence import Evidence
 from labs.measure.raw import RawRun
 from labs.measure.results import flow_table, summarise
 from labs.measure.schema import SCHEMA, check
 from labs.measure.stored import load_run
 from topologies.errors import LabError
+from topologies.fabric import Fabric
 
-TABLES = ("trace", "series", "flows", "iterations")
+TABLES = ("trace", "series", "flows", "iterations", "events")
 
 
 class RunWriter:
@@ -45,6 +49,7 @@ class RunWriter:
         self.directory = Path(directory)
         self._document: dict[str, Any] = {"schema": SCHEMA, "started": _now(), "finished": None,
                                           "parameters": dict(parameters or {}), "runs": []}
+        self._fabrics: list[Fabric] = []
         try:
             (self.directory / "parts").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -66,7 +71,7 @@ class RunWriter:
                 "lab": raw.fabric.lab, "slowdown": raw.fabric.slowdown, "fabric": raw.fabric.spec.to_dict(),
                 "host": {"cpus": os.cpu_count() or 1, "kernel": platform.release(), "ovs": raw.fabric.ovs_version,
                          "datapath": raw.fabric.datapath, "python": platform.python_version()}}
-            raw.fabric.save(self.directory / "fabric.json")
+        summary["fabric_file"] = self._fabric_file(raw.fabric)
         for name, table in _tables(raw, evidence, index).items():
             _atomically(self._part(name, index), partial(pq.write_table, table, compression="zstd"))
         self._document["runs"].append(_plain(summary))
@@ -94,6 +99,22 @@ class RunWriter:
             write_report(load_run(self.directory))
         return self.directory / "run.json"
 
+    def _fabric_file(self, fabric: Fabric) -> str:
+        """The file that describes the run's fabric, written when it is a new one.
+
+        Hash seeds, which the controller draws anew for each seed, and process numbers make no other fabric.
+        """
+        bare = replace(fabric, hosts=tuple(replace(host, pid=0) for host in fabric.hosts),
+                       switches=tuple(replace(switch, hash_seed=0) for switch in fabric.switches))
+        new = bare not in self._fabrics
+        if new:
+            self._fabrics.append(bare)
+        number = self._fabrics.index(bare)
+        name = f"fabric-{number}.json" if number else "fabric.json"
+        if new:
+            fabric.save(self.directory / name)
+        return name
+
     def _part(self, name: str, index: int) -> Path:
         return self.directory / "parts" / f"{name}-{index:04d}.parquet"
 
@@ -114,6 +135,7 @@ def _tables(raw: RawRun, evidence: Evidence, run: int) -> dict[str, pa.Table]:
              "host": rank.host, "ring": rank.ring, "first_tx_ns": rank.first_tx_ns, "end_ns": rank.end_ns,
              "wrong": rank.wrong, "error": rank.error}
             for iteration in raw.iterations for rank in iteration.ranks], schema=_ITERATIONS), run),
+        "events": _with_run(events.table(raw, evidence), run),
     }
 
 
@@ -137,7 +159,7 @@ _FLOWS = pa.schema([("flow", pa.uint32()), ("src", pa.string()), ("dst", pa.stri
                     ("dst_port", pa.uint16()), ("protocol", pa.uint8()), ("sent_frames", pa.int64()),
                     ("sent_bytes", pa.int64()), ("delivered_frames", pa.int64()), ("delivered_bytes", pa.int64()),
                     ("dropped_frames", pa.int64()), ("path_changes", pa.int64()), ("rank", pa.int32()),
-                    ("peer", pa.int32()), ("ring", pa.int32())])
+                    ("peer", pa.int32()), ("ring", pa.int32()), ("start_us", pa.float64()), ("qp", pa.uint32())])
 _ITERATIONS = pa.schema([("n", pa.int32()), ("warmup", pa.bool_()), ("start_ns", pa.int64()), ("rank", pa.int32()),
                          ("host", pa.string()), ("ring", pa.int32()), ("first_tx_ns", pa.int64()),
                          ("end_ns", pa.int64()), ("wrong", pa.int64()), ("error", pa.string())])

@@ -30,15 +30,25 @@ class StoredRun:
 
     directory: Path
     document: Mapping[str, Any]
-    fabric: Fabric
+    fabrics: Mapping[str, Fabric]  # by the name of their file
 
     @property
     def runs(self) -> list[dict[str, Any]]:
         """The elements of run.json's `runs`."""
         return list(self.document["runs"])
 
+    @property
+    def fabric(self) -> Fabric:
+        """That of the first run."""
+        return self.fabrics["fabric.json"]
+
+    def fabric_of(self, run: int | Mapping[str, Any]) -> Fabric:
+        """The fabric that a run (its index, or itself) was played on."""
+        summary = self.runs[run] if isinstance(run, int) else run
+        return self.fabrics[summary["fabric_file"]]
+
     def table(self, name: str, run: int | None = None) -> Any:
-        """A pyarrow table of "trace", "series", "flows" or "iterations", of one run or of all.  Raises LabError."""
+        """A pyarrow table (one of store.TABLES, "trace" for instance), of one run or of all.  Raises LabError."""
         whole = self.directory / f"{name}.parquet"
         parts = sorted((self.directory / "parts").glob(f"{name}-*.parquet"))
         try:
@@ -52,16 +62,20 @@ class StoredRun:
             raise LabError(f"cannot read {name} of {self.directory}: {error}", "run the lab again") from None
         raise LabError(f"{self.directory} has no {name}.parquet", "run the lab again")
 
-    def select(self, policy: str | None = None, seed: int | None = None) -> int:
-        """Index of the first run of a policy and seed; of all, where not given.  Raises LabError."""
-        for index, run in enumerate(self.runs):
-            if policy in (None, run["policy"]) and seed in (None, run["seed"]):
-                return index
-        have = ", ".join(f"{run['policy']}/{run['seed']}" for run in self.runs) or "no run at all"
-        wanted = " and ".join([f"policy {policy!r}"] * (policy is not None) + [f"seed {seed}"] * (seed is not None))
-        guess = nearest(policy, {run["policy"] for run in self.runs}) if policy else None
-        raise LabError(f"{self.directory} has no run with {wanted or 'any policy'}",
-                       f"did you mean {guess}?" if guess and guess != policy else f"it has {have}")
+    def select(self, label: str | None = None, seed: int | None = None) -> int:
+        """Index of the first run with a label (or variant, or policy) and a seed; of all, where not given.
+
+        Raises LabError.
+        """
+        for names in (("label",), ("variant", "policy")):
+            for index, run in enumerate(self.runs):
+                if (label is None or label in (run[name] for name in names)) and seed in (None, run["seed"]):
+                    return index
+        have = ", ".join(f"{run['label']}/{run['seed']}" for run in self.runs) or "no run at all"
+        wanted = " and ".join([f"label {label!r}"] * (label is not None) + [f"seed {seed}"] * (seed is not None))
+        guess = nearest(label, {run["label"] for run in self.runs}) if label else None
+        raise LabError(f"{self.directory} has no run with {wanted or 'any label'}",
+                       f"did you mean {guess}?" if guess and guess != label else f"it has {have}")
 
     def series(self, run: int) -> tuple[npt.NDArray[np.float64], dict[str, npt.NDArray[np.int64]]]:
         """Times (hardware us since the run's beginning) and depth in bytes, all classes together, of each port."""
@@ -71,7 +85,7 @@ class StoredRun:
         depths = {}
         for port in np.unique(index).tolist():
             here = index == port
-            depths[self.fabric.port_name(port)] = np.bincount(
+            depths[self.fabric_of(run).port_name(port)] = np.bincount(
                 at[here], weights=depth[here], minlength=len(times)).astype(np.int64)
         return times, depths
 
@@ -99,19 +113,20 @@ class StoredRun:
         """What `why.explain` wants."""
         summary, flows = self.runs[run], self.table("flows", run).to_pylist()
         keys = [(number_of(f["src"]), number_of(f["dst"]), f["src_port"], f["dst_port"], f["protocol"]) for f in flows]
-        roles = {index: FlowRole(*keys[index], flow["rank"], flow["peer"], flow["ring"])
+        roles = {index: FlowRole(*keys[index], flow["rank"], flow["peer"], flow["ring"], flow["start_us"], flow["qp"])
                  for index, flow in enumerate(flows) if flow["rank"] is not None}
         workload = summary.get("workload", {})
         return Evidence(
-            fabric=self.fabric, policy=summary["policy"], seed=summary["seed"],
+            fabric=self.fabric_of(run), policy=summary["policy"], seed=summary["seed"], label=summary["label"],
+            variant=summary["variant"], fault_events=tuple(summary.get("faults", ())),
             collective=str(workload.get("collective", "all_reduce")), group_ranks=int(workload.get("ranks", 0)),
             ideal_us=float(summary["ideal_us"] or 0.0), iterations=self.iterations(run), trace=self.trace(run),
-            flow_keys=keys, roles=roles)
+            flow_keys=keys, roles=roles, end_ns=int(summary.get("end_ns", 0)))
 
     @cached_property
-    def policies(self) -> list[str]:
-        """Policies in the order in which they were run."""
-        return list(dict.fromkeys(run["policy"] for run in self.runs))
+    def labels(self) -> list[str]:
+        """Labels in the order in which they were run."""
+        return list(dict.fromkeys(run["label"] for run in self.runs))
 
 
 def load_run(where: Path | str, results: Path = RESULTS) -> StoredRun:
@@ -132,7 +147,13 @@ def load_run(where: Path | str, results: Path = RESULTS) -> StoredRun:
         raise LabError(f"{path} has schema {document['schema']!r}, this version of straggler reads {SCHEMA}",
                        "run the lab again, or read it with the version that wrote it")
     check(document)
-    return StoredRun(path.parent, document, Fabric.load(path.parent / "fabric.json"))
+    names = {"fabric.json", *(run["fabric_file"] for run in document["runs"])}
+    try:
+        fabrics = {name: Fabric.load(path.parent / name) for name in sorted(names)}
+    except (KeyError, TypeError) as error:
+        raise LabError(f"a fabric description in {path.parent} is not of this version: {error}",
+                       "run the lab again") from None
+    return StoredRun(path.parent, document, fabrics)
 
 
 def find_run(where: Path | str, results: Path = RESULTS) -> Path:

@@ -10,15 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 COLUMNS: Sequence[tuple[str, str, Literal["left", "right"]]] = (  # header, unit below it, justification
-    ("policy", "", "left"), ("seed", "", "right"), ("size", "(B)", "right"), ("count", "(elements)", "right"),
+    ("run", "", "left"), ("seed", "", "right"), ("size", "(B)", "right"), ("count", "(elements)", "right"),
     ("type", "", "left"), ("redop", "", "left"), ("time", "(us)", "right"),
     ("p99", "(us)", "right"), ("ideal", "(us)", "right"), ("ratio", "", "right"), ("theory", "", "right"),
     ("algbw", "(Gb/s)", "right"), ("busbw", "(Gb/s)", "right"), ("#wrong", "", "right"), ("drops", "", "right"),
-    ("resent", "", "right"), ("reordered", "", "right"), ("moves", "", "right"), ("verdict", "", "left"),
+    ("resent", "", "right"), ("pauses", "", "right"), ("stalls", "", "right"), ("marks", "", "right"),
+    ("reordered", "", "right"), ("moves", "", "right"), ("verdict", "", "left"),
 )
 ELEMENT_BYTES = 4  # of float32, the only type yet
+# Shown only where a run has other than none of them.
+OPTIONAL = ("count", "type", "redop", "theory", "resent", "pauses", "stalls", "marks", "reordered", "moves")
 # The first go first in a narrow terminal.
-DISPENSABLE = ("p99", "type", "redop", "count", "size", "algbw", "moves", "ideal", "reordered", "seed")
+DISPENSABLE = ("p99", "type", "redop", "count", "size", "algbw", "moves", "ideal", "reordered", "seed",
+               "theory", "busbw", "resent", "stalls")
 _GAP = 2
 
 
@@ -28,13 +32,14 @@ def cells(run: Mapping[str, Any]) -> list[str]:
     reduces = run.get("workload", {}).get("collective") == "all_reduce"
     broken = [check["check"] for check in run["verdict"] if not check["ok"]]
     return [
-        run["policy"], str(run["seed"]), f"{size:,}" if size else "-",
-        f"{size // ELEMENT_BYTES:,}" if size else "-", "float" if reduces else "-", "sum" if reduces else "-",
-        _number(run["time_us"]["mean"], 1),
+        run["label"], str(run["seed"]), f"{size:,}" if size else "-",
+        f"{size // ELEMENT_BYTES:,}" if size and reduces else "-", "float" if reduces else "-",
+        "sum" if reduces else "-", _number(run["time_us"]["mean"], 1),
         _number(run["time_us"]["p99"], 1), _number(run["ideal_us"], 1), _number(run["jct_ratio"], 2),
         _number(run.get("predicted_factor"), 2), _number(run["algbw_gbps"], 2), _number(run["busbw_gbps"], 2),
-        str(run["wrong"]), f"{run['drops']:,}", f"{run['retransmitted_packets']:,}", f"{run['reordered_packets']:,}",
-        f"{run['path_changes']:,}", "valid" if run["valid"] else f"INVALID ({', '.join(broken)})",
+        str(run["wrong"]), f"{run['drops']:,}", f"{run['retransmitted_packets']:,}", f"{run['pauses']:,}",
+        f"{run['credit_stalls']:,}", f"{run['marks']:,}", f"{run['reordered_packets']:,}", f"{run['path_changes']:,}",
+        "valid" if run["valid"] else f"INVALID ({', '.join(broken)})",
     ]
 
 
@@ -53,15 +58,22 @@ def results_table(runs: Iterable[Mapping[str, Any]], title: str | None = None, w
     return table
 
 
+def worth_showing(lines: Sequence[Sequence[str]]) -> list[int]:
+    """Indices of the columns that are not optional, or hold something."""
+    return [index for index, (name, _, _) in enumerate(COLUMNS)
+            if name not in OPTIONAL or any(line[index] not in ("0", "-") for line in lines)]
+
+
 def _fitting(lines: Sequence[Sequence[str]], width: int) -> list[int]:
     """Indices of the columns to show."""
-    shown = list(range(len(COLUMNS)))
-    widths = [max(len(text) for text in (*COLUMNS[column][:2], *(line[column] for line in lines))) for column in shown]
+    shown = worth_showing(lines)
+    widths = [max(len(text) for text in (*COLUMNS[column][:2], *(line[column] for line in lines)))
+              for column in range(len(COLUMNS))]
     widths[-1] = min(widths[-1], 16)  # the verdict may wrap
     for name in DISPENSABLE:
         if sum(widths[column] + _GAP for column in shown) - _GAP <= width:
             break
-        shown.remove(next(column for column in shown if COLUMNS[column][0] == name))
+        shown = [column for column in shown if COLUMNS[column][0] != name]
     return shown
 
 

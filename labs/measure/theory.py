@@ -5,6 +5,7 @@ Pure functions, hardware units (bytes, us, Gb/s).  Sources are named at each fun
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -33,6 +34,7 @@ _BUSBW: dict[str, Callable[[int], float]] = {
     "broadcast": lambda n: 1.0,
     "incast": lambda n: 1.0,
     "permutation": lambda n: 1.0,
+    "transfers": lambda n: 1.0,
 }
 
 FlowHash = Callable[[int, int, int, int, int, int], int]
@@ -118,35 +120,39 @@ def mmr(x: Sequence[float] | npt.NDArray[Any]) -> float:
 
 def flow_path(
     flow: FlowRole, fabric: Fabric, tables: Mapping[str, Any], flow_hash: FlowHash
-) -> tuple[Port, Port] | None:
-    """(uplink of the source leaf, downlink of the spine) that a path table indexed by flow hash gives a flow.
+) -> tuple[Port, ...] | None:
+    """The ports between switches that path tables indexed by flow hash give a flow, in order.
 
-    None for a flow that stays below its leaf, or where the table is indexed by anything else than the
-    flow hash, so that nobody can know.
+    Leaf-spine: (uplink of the source leaf, downlink of the spine); a ring: one uplink of each switch on the way.  None
+    for a flow that stays below its leaf, or where a table is indexed by anything else than the flow hash, so that
+    nobody can know.
     """
-    leaf, target = leaf_of_ip(fabric, flow.src_ip), leaf_of_ip(fabric, flow.dst_ip)
-    table = tables.get(leaf.name)
-    if leaf == target or table is None or table["index"] != "flow":
-        return None
-    value = flow_hash(leaf.hash_seed, flow.src_ip, flow.dst_ip, flow.protocol, flow.src_port, flow.dst_port)
-    entries = table["entries"]
-    uplink = fabric.uplinks(leaf)[int(entries[value % len(entries)])]
-    spine = fabric.peer(uplink).device
-    downlink = next(port for port in fabric.ports_of(spine) if fabric.peer(port).device == target.name)
-    return uplink, downlink
+    at, target = leaf_of_ip(fabric, flow.src_ip), leaf_of_ip(fabric, flow.dst_ip)
+    path: list[Port] = []
+    while at != target and len(path) < len(fabric.switches):
+        if at.tier == "leaf":
+            table = tables.get(at.name)
+            if table is None or table["index"] != "flow":
+                return None
+            value = flow_hash(at.hash_seed, flow.src_ip, flow.dst_ip, flow.protocol, flow.src_port, flow.dst_port)
+            entries = table["entries"]
+            port = fabric.uplinks(at)[int(entries[value % len(entries)])]
+        else:
+            port = next(port for port in fabric.ports_of(at) if fabric.peer(port).device == target.name)
+        path.append(port)
+        at = fabric.switch(fabric.peer(port).device)
+    return tuple(path) or None
 
 
 def predicted_factor(
     flows: Sequence[FlowRole], fabric: Fabric, tables: Mapping[str, Any], flow_hash: FlowHash
 ) -> float | None:
-    """Slowest link's load over its rate, when every rank sends as fast as its own link: 1.0 is ideal.
+    """Slowest link's load over its rate, when ranks send as fast as their and their receivers' links: 1.0 is ideal.
 
     With one flow a rank and equal rates this is the largest number of flows on one link between switches.
     None when a flow's path does not follow from its hash.
     """
-    flows_of_host: dict[int, int] = {}
-    for flow in flows:
-        flows_of_host[flow.src_ip] = flows_of_host.get(flow.src_ip, 0) + 1
+    flows_from, flows_to = Counter(flow.src_ip for flow in flows), Counter(flow.dst_ip for flow in flows)
     demand_bps: dict[int, float] = {}
     for flow in flows:
         if leaf_of_ip(fabric, flow.src_ip) == leaf_of_ip(fabric, flow.dst_ip):
@@ -154,7 +160,9 @@ def predicted_factor(
         path = flow_path(flow, fabric, tables, flow_hash)
         if path is None:
             return None
-        share_bps = fabric.nic(host_of_ip(fabric, flow.src_ip)).rate_bps / flows_of_host[flow.src_ip]
+        receiver = fabric.peer(fabric.nic(host_of_ip(fabric, flow.dst_ip)))
+        share_bps = min(fabric.nic(host_of_ip(fabric, flow.src_ip)).rate_bps / flows_from[flow.src_ip],
+                        receiver.rate_bps / flows_to[flow.dst_ip])
         for port in path:
             demand_bps[port.index] = demand_bps.get(port.index, 0.0) + share_bps
     return max((demand / fabric.port(index).rate_bps for index, demand in demand_bps.items()), default=1.0)
@@ -163,9 +171,15 @@ def predicted_factor(
 def expected_factor(flows: Sequence[FlowRole], fabric: Fabric) -> float | None:
     """The mean of `predicted_factor` over all hashes: each flow takes an uplink at random, the slowest leaf counts.
 
-    Four leaves with four flows over four uplinks each: 2.66.  None where flows or uplinks are not all alike, or where
-    several leaves send to the same one (their flows meet again on the way down).
+    Four leaves with four flows over four uplinks each: 2.66.  None where flows or uplinks are not all alike, where
+    several leaves send to the same one (their flows meet again on the way down), where a
+    host receives more flows than another one sends, and where leaves pass on what others send (a ring).
     """
+    if any(port.role == "downlink" for leaf in fabric.leaves() for port in fabric.ports_of(leaf)):
+        return None
+    to_host, from_host = (Counter(flow.dst_ip for flow in flows), Counter(flow.src_ip for flow in flows))
+    if flows and max(to_host.values()) > min(from_host.values()):
+        return None
     crossing: dict[str, list[FlowRole]] = {}
     targets: dict[str, set[str]] = {}
     for flow in flows:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -14,9 +15,12 @@ from matplotlib.ticker import MaxNLocator
 from labs.measure.stored import StoredRun
 from labs.plots.panels import (
     NoDataError,
-    by_policy,
+    by_label,
+    first_of_label,
     ideal_us,
-    leaf_ticks,
+    one_wiring,
+    port_ticks,
+    spaced,
     times_us,
     uplink_bars,
     uplink_labels,
@@ -26,23 +30,32 @@ from labs.plots.style import DROP_COLOURS, FAINT, colours, new_figure, reference
 from topologies.fabricd.telemetry import TraceKind
 
 MAX_BARS = 12
+FEW = 4  # labels of a legend that has room for three lines each
+MAX_ROWS = 12  # of a heat map that still has room for the names of all ports
 
 
 def iteration_cdf(stored: StoredRun) -> Figure:
-    """Share of iterations that took at most so long, by policy; all seeds together."""
-    times = {policy: np.sort(times_us(runs)) for policy, runs in by_policy(stored).items()}
-    if not any(len(values) for values in times.values()):
+    """Share of iterations that took at most so long, by label; all seeds together."""
+    times = {label: np.sort(times_us(runs)) for label, runs in by_label(stored).items()}
+    times = {label: times[label] for label in spaced([label for label, values in times.items() if len(values)])}
+    if not times:
         raise NoDataError("No iteration was finished.")
-    figure = new_figure(3.9, "Iteration time by policy",
+    if all(len(values) == 1 for values in times.values()):
+        raise NoDataError("There is one iteration of each kind of run only; the table shows its time.")
+    def legend(label: str, values: npt.NDArray[np.float64]) -> str:
+        between = "\n" if len(times) <= FEW else ", "
+        return f"{label}\nmedian {np.median(values):,.0f} us{between}max {values[-1]:,.0f} us"
+
+    figure = new_figure(3.9, "Iteration time",
                         with_scale(stored, "Share of iterations finished within a time"))
     axes = figure.add_axes((0.075, 0.14, 0.66, top(3.9) - 0.14))
-    palette = colours(times)
-    for policy, values in times.items():
+    palette = colours(stored.labels)
+    for label, values in times.items():
         if len(values):
             share = np.arange(1, len(values) + 1) / len(values)
-            axes.step([values[0], *values], [0, *share], where="post", color=palette[policy], linewidth=2.2,
-                      label=f"{policy}\nmedian {np.median(values):,.0f} us\nmax {values[-1]:,.0f} us", alpha=0.95)
-            axes.plot(values, share, "o", color=palette[policy], markersize=3.5)
+            axes.step([values[0], *values], [0, *share], where="post", color=palette[label], linewidth=2.2,
+                      label=legend(label, values), alpha=0.95)
+            axes.plot(values, share, "o", color=palette[label], markersize=3.5)
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.03)
     axes.set_xlabel("iteration time (us)")
@@ -50,28 +63,33 @@ def iteration_cdf(stored: StoredRun) -> Figure:
     ideal = ideal_us(stored)
     if ideal:
         reference_line(axes, ideal, f"ideal {ideal:,.0f} us", vertical=True)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), labelspacing=0.9)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), labelspacing=0.9 if len(times) <= FEW else 0.5,
+                fontsize=9 if len(times) <= FEW else 8)
     return figure
 
 
 def iteration_times(stored: StoredRun) -> Figure:
-    """Time of each iteration, one line a policy and seed; the warm-up hollow."""
+    """Time of each iteration, one line a run; the warm-up hollow."""
+    if all(len(run["iterations"]) + len(run.get("warmup_iterations", [])) < 2 for run in stored.runs):
+        raise NoDataError("There is one iteration of each kind of run only; the table shows its time.")
     figure = new_figure(3.9, "Time of each iteration", with_scale(stored, "Hollow: warm-up, not counted"))
-    axes = figure.add_axes((0.075, 0.14, 0.90, top(3.9) - 0.14))
-    palette, drawn = colours(stored.policies), set()
+    axes = figure.add_axes((0.075, 0.14, 0.73, top(3.9) - 0.14))
+    palette, drawn, shown = colours(stored.labels), set(), spaced(stored.labels)
     for run in stored.runs:
+        if run["label"] not in shown:
+            continue
         warmup, measured = run.get("warmup_iterations", []), run["iterations"]
         points = [(i["n"], i["time_us"]) for i in [*warmup, *measured] if i["time_us"] is not None]
         if not points:
             continue
         n, time_us = zip(*points, strict=True)
-        policy = run["policy"]
-        axes.plot(n, time_us, color=palette[policy], linewidth=1.8, alpha=0.9 if policy not in drawn else 0.35,
-                  label=None if policy in drawn else policy, zorder=2)
+        label = run["label"]
+        axes.plot(n, time_us, color=palette[label], linewidth=1.8, alpha=0.9 if label not in drawn else 0.35,
+                  label=None if label in drawn else label, zorder=2)
         filled = np.array(n) >= len(warmup)
-        axes.scatter(n, time_us, s=26, zorder=3, edgecolors=palette[policy], linewidths=1.4,
-                     facecolors=[palette[policy] if full else "white" for full in filled])
-        drawn.add(policy)
+        axes.scatter(n, time_us, s=26, zorder=3, edgecolors=palette[label], linewidths=1.4,
+                     facecolors=[palette[label] if full else "white" for full in filled])
+        drawn.add(label)
     if not drawn:
         raise NoDataError("No iteration was finished.")
     axes.set_ylim(bottom=0)
@@ -81,25 +99,27 @@ def iteration_times(stored: StoredRun) -> Figure:
     ideal = ideal_us(stored)
     if ideal:
         reference_line(axes, ideal, f"ideal {ideal:,.0f} us", vertical=False)
-    axes.legend(ncols=6, loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.1)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02))
     return figure
 
 
 def uplink_bytes(stored: StoredRun) -> Figure:
-    """Bytes that each uplink carried, a panel a policy, with the fair share of each leaf."""
-    runs = {policy: runs[0] for policy, runs in by_policy(stored).items() if sum(runs[0]["uplink_bytes"].values())}
+    """Bytes that each uplink carried, a panel a label, with the fair share of each leaf."""
+    one_wiring(stored)
+    runs = {label: runs[0] for label, runs in by_label(stored).items() if sum(runs[0]["uplink_bytes"].values())}
+    runs = {label: runs[label] for label in spaced(list(runs))}
     if not runs:
         raise NoDataError("No byte crossed an uplink.")
     height = 1.15 + 1.25 * len(runs)
     figure = new_figure(height, "Bytes per uplink",
-                        "First seed of each policy. Dashed: a leaf's fair share, the same for all its uplinks")
+                        "The first seed. Dashed: a leaf's fair share, the same for all its uplinks")
     panels = figure.subplots(len(runs), 1, sharex=True, sharey=True, squeeze=False,
                              gridspec_kw={"left": 0.1, "right": 0.985, "top": top(height), "bottom": 0.55 / height,
                                           "hspace": 0.32})[:, 0]
-    palette = colours(stored.policies)
-    for axes, (policy, run) in zip(panels, runs.items(), strict=True):
-        uplink_bars(axes, stored, {name: count / 1e6 for name, count in run["uplink_bytes"].items()}, palette[policy])
-        axes.set_title(f"{policy}   max/mean {run['mmr']:.2f}, Jain {run['jain']:.2f}", fontsize=9.5, pad=3)
+    palette = colours(stored.labels)
+    for axes, (label, run) in zip(panels, runs.items(), strict=True):
+        uplink_bars(axes, stored, {name: count / 1e6 for name, count in run["uplink_bytes"].items()}, palette[label])
+        axes.set_title(f"{label}   max/mean {run['mmr']:.2f}, Jain {run['jain']:.2f}", fontsize=9.5, pad=3)
         axes.set_ylabel("MB")
         axes.yaxis.set_major_locator(MaxNLocator(nbins=3))
     uplink_labels(panels[-1], stored)
@@ -107,39 +127,48 @@ def uplink_bytes(stored: StoredRun) -> Figure:
 
 
 def queue_depth(stored: StoredRun) -> Figure:
-    """Depth of every uplink's queue over time, a heat map a policy, one colour scale for all."""
+    """Depth of the queues over time, a heat map a label, one colour scale for all.
+
+    Rows are all uplinks, and what other switch ports ever held a tenth of the deepest queue of all.
+    """
+    one_wiring(stored)
     series = {}
-    for index, run in enumerate(stored.runs):
-        if run["policy"] not in series:
-            times, depths = stored.series(index)
-            if len(times):
-                series[run["policy"]] = (times, depths)
-    if not series:
-        raise NoDataError("No queue ever held a byte when it was sampled, or the series was not recorded.")
-    names = [stored.fabric.port_name(port.index) for leaf in stored.fabric.leaves()
-             for port in stored.fabric.uplinks(leaf)]
-    peak_kb = max((depths[name].max() / 1024 for _, depths in series.values() for name in names if name in depths),
-                  default=0.0)
-    if peak_kb == 0:
-        raise NoDataError("No uplink's queue held a byte when it was sampled.")
-    panel_in = max(0.9, 0.085 * len(names))
+    for label, index in first_of_label(stored).items():
+        times, depths = stored.series(index)
+        if len(times):
+            series[label] = (times, depths)
+    series = {label: series[label] for label in spaced(list(series))}
+    peaks: dict[str, int] = {}
+    for _, depths in series.values():
+        for name, depth in depths.items():
+            peaks[name] = max(peaks.get(name, 0), int(depth.max()))
+    ports = [port for port in stored.fabric.ports if port.kind == "switch"]
+    deepest = max((peaks.get(stored.fabric.port_name(port.index), 0) for port in ports), default=0)
+    if not deepest:
+        raise NoDataError("No switch's queue held a byte when it was sampled, or the series was not recorded.")
+    ports = [port for port in ports
+             if port.role == "uplink" or peaks.get(stored.fabric.port_name(port.index), 0) >= deepest / 10]
+    names = [stored.fabric.port_name(port.index) for port in ports]
+    peak_kb = deepest / 1024
+    panel_in = max(0.9, (0.085 if len(names) > MAX_ROWS else 0.16) * len(names))
     height = 1.35 + (panel_in + 0.3) * len(series)
-    figure = new_figure(height, "Queue depth of every uplink over time",
-                        with_scale(stored, f"First seed of each policy; darker is deeper, up to {peak_kb:,.0f} KB"))
+    figure = new_figure(height, "Queue depth of switch ports over time",
+                        with_scale(stored, f"The first seed; darker is deeper, up to {peak_kb:,.0f} KB"))
+    left = 0.14 if len(names) <= MAX_ROWS else 0.1
     panels = figure.subplots(len(series), 1, sharex=True, squeeze=False,
-                             gridspec_kw={"left": 0.1, "right": 0.9, "top": top(height), "bottom": 0.5 / height,
+                             gridspec_kw={"left": left, "right": 0.9, "top": top(height), "bottom": 0.5 / height,
                                           "hspace": 0.3 / panel_in})[:, 0]
     longest = max(times[-1] for times, _ in series.values())
     image = None
-    for axes, (policy, (times, depths)) in zip(panels, series.items(), strict=True):
+    for axes, (label, (times, depths)) in zip(panels, series.items(), strict=True):
         grid = np.array([depths.get(name, np.zeros(len(times), np.int64)) for name in names]) / 1024
         edges = np.append(times, 2 * times[-1] - times[-2] if len(times) > 1 else times[-1] + 1)
         image = axes.pcolormesh(edges, np.arange(len(names) + 1), grid, cmap="Blues",
                                 norm=PowerNorm(0.5, vmin=0, vmax=peak_kb), rasterized=True)
-        axes.set_title(policy, fontsize=9.5, pad=3)
+        axes.set_title(label, fontsize=9.5, pad=3)
         axes.invert_yaxis()
         axes.grid(visible=False)
-        leaf_ticks(axes, stored)
+        port_ticks(axes, [port.device for port in ports], names if len(names) <= MAX_ROWS else None)
         axes.set_xlim(0, longest)
     panels[-1].set_xlabel("time since the run's beginning (us)")
     if image is not None:
@@ -149,18 +178,19 @@ def queue_depth(stored: StoredRun) -> Figure:
 
 
 def drops(stored: StoredRun) -> Figure:
-    """Packets dropped, by port and reason, a panel a policy that dropped any."""
-    found = {policy: totals for policy, runs in by_policy(stored).items() if (totals := _drop_totals(runs))}
+    """Packets dropped, by port and reason, a panel a label that dropped any."""
+    found = {label: totals for label, runs in by_label(stored).items() if (totals := _drop_totals(runs))}
     if not found:
-        raise NoDataError("Nothing was dropped, under any policy.")
+        raise NoDataError("Nothing was dropped, in any run.")
+    found = {label: found[label] for label in spaced(list(found))}
     bars = [min(MAX_BARS, len(ports)) for ports in found.values()]
     height = 1.4 + sum(0.24 * count + 0.35 for count in bars)
-    figure = new_figure(height, "Drops by port", "Packets dropped by the fabric, all seeds and iterations of a policy")
+    figure = new_figure(height, "Drops by port", "Packets dropped by the fabric, all seeds and iterations")
     panels = figure.subplots(len(found), 1, sharex=True, squeeze=False, height_ratios=[count + 1 for count in bars],
                              gridspec_kw={"left": 0.17, "right": 0.975, "top": top(height), "bottom": 0.5 / height,
                                           "hspace": 0.5})[:, 0]
     reasons = sorted({reason for ports in found.values() for totals in ports.values() for reason in totals})
-    for axes, (policy, ports) in zip(panels, found.items(), strict=True):
+    for axes, (label, ports) in zip(panels, found.items(), strict=True):
         worst = sorted(ports.items(), key=lambda item: -sum(item[1].values()))
         shown = worst[:MAX_BARS]
         left = np.zeros(len(shown))
@@ -175,7 +205,7 @@ def drops(stored: StoredRun) -> Figure:
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         rest = f" (the worst {MAX_BARS} of {len(worst)} ports)" if len(worst) > len(shown) else ""
-        axes.set_title(f"{policy}: {sum(sum(t.values()) for _, t in worst):,} packets{rest}", fontsize=9.5, pad=3)
+        axes.set_title(f"{label}: {sum(sum(t.values()) for _, t in worst):,} packets{rest}", fontsize=9.5, pad=3)
     panels[-1].set_xlabel("packets")
     figure.legend(handles=[Patch(color=DROP_COLOURS.get(reason, FAINT), label=reason.replace("_", " "))
                            for reason in reasons], loc="upper right", ncols=len(reasons))
@@ -183,32 +213,32 @@ def drops(stored: StoredRun) -> Figure:
 
 
 def path_changes(stored: StoredRun) -> Figure:
-    """How often flows moved to another port, over time (first seed) and by policy (mean over the seeds)."""
-    runs_of = by_policy(stored)
-    totals = {policy: [run["path_changes"] for run in runs] for policy, runs in runs_of.items()}
+    """How often flows moved to another port, over time (first seed) and in all (mean over the seeds)."""
+    runs_of = by_label(stored)
+    totals = {label: [run["path_changes"] for run in runs] for label, runs in runs_of.items()}
     if not any(any(counts) for counts in totals.values()):
-        raise NoDataError("No flow ever changed its path, under any policy.")
+        raise NoDataError("No flow ever changed its path, in any run.")
     figure = new_figure(3.6, "Path changes",
                         with_scale(stored, "A flow left a switch by another port than the time before"))
     over_time = figure.add_axes((0.085, 0.155, 0.53, top(3.6) - 0.155))
     by_bar = figure.add_axes((0.75, 0.155, 0.225, top(3.6) - 0.155))
-    palette = colours(stored.policies)
+    palette = colours(stored.labels)
     for index, run in enumerate(stored.runs):
-        if run is not runs_of[run["policy"]][0]:
+        if run is not runs_of[run["label"]][0]:
             continue
         trace = stored.trace(index)
         if len(trace):
             moved = trace["t_ns"][trace["kind"] == TraceKind.PATH]
-            since_us = (np.append(moved, trace["t_ns"][-1]) - trace["t_ns"][0]) / 1e3 / stored.fabric.slowdown
+            since_us = (np.append(moved, trace["t_ns"][-1]) - trace["t_ns"][0]) / 1e3 / stored.fabric_of(index).slowdown
             count = np.append(np.arange(1, len(moved) + 1), len(moved))
-            over_time.step([0, *since_us], [0, *count], where="post", color=palette[run["policy"]], linewidth=2)
+            over_time.step([0, *since_us], [0, *count], where="post", color=palette[run["label"]], linewidth=2)
     over_time.set_yscale("symlog", linthresh=10)
     over_time.set_ylim(bottom=0)
     over_time.set_xlim(left=0)
     over_time.set_xlabel("time since the first packet (us)")
     over_time.set_ylabel("changes so far")
     means = [float(np.mean(counts)) for counts in totals.values()]
-    by_bar.barh(range(len(totals)), means, color=[palette[policy] for policy in totals], height=0.65)
+    by_bar.barh(range(len(totals)), means, color=[palette[label] for label in totals], height=0.65)
     for row, mean in enumerate(means):
         by_bar.annotate(f"{mean:,.0f}", (mean, row), xytext=(3, 0), textcoords="offset points", va="center",
                         fontsize=8.5)

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from labs.measure.stored import StoredRun
-from labs.plots import figures, summary
+from labs.plots import comparison, congestion, figures, pause_tree, summary
 from labs.plots.panels import NoDataError
 from labs.plots.style import DPI, styled
 
@@ -35,12 +35,22 @@ class Drawn:
 
 
 PLOTS = (
-    Plot("overview", "Load and completion", "One row a policy. Where flows share an uplink, their ranks are late and "
-         "all others wait. Even load and a late finish: look for reordering or drops, the word beside the bar.",
+    Plot("overview", "Load and completion", "One row a kind of run. Where flows share an uplink, their ranks are late "
+         "and all others wait. Even load and a late finish: look for reordering or drops, the word beside the bar.",
          summary.overview),
     Plot("prediction", "Theory beside measurement", "The flow hash and the path table say how many flows share the "
          "fullest link, before a packet is sent. A point on the line: collisions alone explain the run.",
          summary.prediction),
+    Plot("comparison", "Side by side", "What each kind of run cost: time, and what it paid for that in drops, in "
+         "pauses or in marks.", comparison.comparison),
+    Plot("flow_rates", "Flows and their queue", "Each line is a flow. Lines that meet at the dashed one share fairly; "
+         "a queue that stays in the green band (Kmin to Kmax) is under control, one that is full drops or pauses.",
+         congestion.flow_rates),
+    Plot("pauses", "Pauses", "A bar is a port that had to stop. Bars that begin one after the other, hop by hop, are a "
+         "pause that spreads; a bar that never ends is a storm or a deadlock. Percent: of the iteration.",
+         congestion.pauses),
+    Plot("pause_tree", "Pause tree", "Read from the left: the root, and to the right of each port those that stood "
+         "because it did. The root is what has to be repaired.", pause_tree.pause_tree),
     Plot("iteration_cdf", "Iteration time", "A steep line near the ideal is what a job wants; the tail is what it "
          "pays for.", figures.iteration_cdf),
     Plot("iteration_times", "Iteration by iteration", "A policy that adapts gets better after its first updates; "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,9 @@ import jinja2
 
 from labs.measure import table
 from labs.measure.stored import StoredRun
+from labs.plots import report_tables
 from labs.plots.gallery import Drawn, draw_all
+from labs.plots.panels import by_label
 from labs.plots.style import colours
 from topologies.units import mtu_frame_bytes, serialisation_ns
 
@@ -32,8 +35,12 @@ DIFFERENCES = (
      "microseconds of hardware time."),
     ("NICs", "Reliable connections with go-back-N, as RoCEv2 has them. Many NICs of today retransmit selectively and "
      "would suffer less from reordering and drops."),
-    ("Congestion control", "PFC, credits and ECN act only where the lab's fabric asks for them (flow_control, "
-     "ecn_kmax_kb), and no workload uses DCQCN yet: queues build up to the windows of the flows."),
+    ("PFC and credits", "A port obeys a pause at the next frame boundary; hardware takes the peer response time of the "
+     "table above longer, which is what its headroom is for. Bytes are counted as such, not in cells. Credits are "
+     "InfiniBand's, on Ethernet links."),
+    ("ECN and DCQCN", "Marking looks at the queue at the moment in which a frame joins it. DCQCN follows the paper, "
+     "with the parameters that vendors publish; what their firmware does beyond that is not known. Both act only where "
+     "the lab asks for them (ecn_kmax_kb, dcqcn); otherwise queues build up to the windows of the flows."),
 )
 
 
@@ -48,17 +55,21 @@ def write_report(stored: StoredRun) -> Path:
 
 def render(stored: StoredRun, figures: Sequence[Drawn]) -> str:
     """The report as HTML."""
+    lead = "comparison" if any(run["variant"] for run in stored.runs) else "overview"
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined)
     environment.filters["number"] = number
     environment.filters["arrows"] = lambda text: text.replace("->", "\N{RIGHTWARDS ARROW}")  # which no line breaks
     return environment.get_template(TEMPLATE).render(
-        document=stored.document, runs=stored.runs, policies=stored.policies, colours=colours(stored.policies),
+        document=stored.document, directory=stored.directory, runs=stored.runs, colours=colours(stored.labels),
         valid=all(run["valid"] for run in stored.runs), headline=headline(stored.runs),
         next_slowdown=max((run.get("next_slowdown") or 0 for run in stored.runs), default=0),
         checks=worst_checks(stored.runs), scale=scale(stored), columns=table.COLUMNS,
         lines=[table.cells(run) for run in stored.runs], stories=stories(stored), differences=DIFFERENCES,
+        shown=table.worth_showing([table.cells(run) for run in stored.runs]), lead=lead,
+        settings=report_tables.differences(stored), headroom_links=report_tables.headroom_links(stored),
+        headroom_labels=report_tables.headroom_labels(stored), events=report_tables.first_events(stored),
         figures=[(drawn, embedded(drawn.path) if drawn.path else None) for drawn in figures])
 
 
@@ -77,19 +88,22 @@ def embedded(path: Path) -> str:
 
 
 def headline(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The result in one sentence: best and worst policy by their mean completion ratio, of valid runs."""
+    """The result in one sentence or two: best and worst label by their mean completion ratio, of valid runs."""
     ratios: dict[str, list[float]] = {}
+    undone = list(dict.fromkeys(run["label"] for run in runs if run["valid"] and run["jct_ratio"] is None))
+    never = f" {', '.join(undone)} did not finish." if undone else ""
     for run in runs:
         if run["valid"] and run["jct_ratio"] is not None:
-            ratios.setdefault(run["policy"], []).append(run["jct_ratio"])
-    means = {policy: sum(values) / len(values) for policy, values in ratios.items()}
+            ratios.setdefault(run["label"], []).append(run["jct_ratio"])
+    means = {label: sum(values) / len(values) for label, values in ratios.items()}
     if not means:
-        return "No run is valid: the times below prove nothing."
+        return never.strip() or "No run is valid: the times below prove nothing."
     best, worst = min(means, key=lambda p: means[p]), max(means, key=lambda p: means[p])
     if best == worst:
-        return f"{best} took {means[best]:.2f} times the ideal."
-    return (f"{best} took {means[best]:.2f} times the ideal, {worst} {means[worst]:.2f} times: "
-            f"{means[worst] / means[best]:.1f} times as long for the same bytes.")
+        return f"{best} took {means[best]:.2f} times the ideal.{never}"
+    same = len({run["ideal_us"] for run in runs if run["valid"]}) == 1
+    longer = f": {means[worst] / means[best]:.1f} times as long for the same bytes" if same else ""
+    return f"{best} took {means[best]:.2f} times the ideal, {worst} {means[worst]:.2f} times{longer}.{never}"
 
 
 def worst_checks(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -97,7 +111,7 @@ def worst_checks(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for run in runs:
         for check in run["verdict"]:
-            name = f"{run['policy']}/{run['seed']}"
+            name = f"{run['label']}/{run['seed']}"
             entry = found.setdefault(check["check"], {**check, "run": name, "broken": []})
             if not check["ok"]:
                 entry["broken"].append(name)
@@ -121,19 +135,18 @@ def scale(stored: StoredRun) -> dict[str, float]:
 
 
 def stories(stored: StoredRun) -> list[dict[str, Any]]:
-    """Per policy its slowest iteration in words, and how often each cause was found."""
+    """Per label its slowest iteration in words, and how often each cause was found."""
     told = []
-    for policy in stored.policies:
-        of_policy = [(index, run) for index, run in enumerate(stored.runs) if run["policy"] == policy]
-        iterations = [(run, iteration) for _, run in of_policy for iteration in run["iterations"]]
+    for label, runs in by_label(stored).items():
+        iterations = [(run, iteration) for run in runs for iteration in run["iterations"]]
         if not iterations:
-            told.append({"policy": policy, "sentence": "No iteration was measured.", "causes": "", "command": ""})
+            told.append({"label": label, "sentence": "No iteration was measured.", "causes": "", "command": ""})
             continue
         run, slowest = max(iterations, key=lambda pair: (pair[1]["time_us"] is None, pair[1]["time_us"] or 0.0))
         causes = Counter(iteration["straggler"]["cause"] for _, iteration in iterations)
         told.append({
-            "policy": policy, "sentence": slowest["straggler"].get("why", ""),
+            "label": label, "sentence": slowest["straggler"].get("why", ""),
             "causes": ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in causes.most_common()),
-            "command": f"straggler why {stored.directory} --policy {policy} --seed {run['seed']} "
+            "command": f"straggler why {stored.directory} --run {shlex.quote(label)} --seed {run['seed']} "
                        f"--iteration {slowest['n']}"})
     return told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 import matplotlib as mpl
@@ -23,8 +24,12 @@ _POLICY_COLOURS = {
     "ecmp": "#D55E00", "group": "#CC79A7", "flowlet": "#E69F00", "dlb": "#009E73", "spray": "#0072B2",
     "pinned": "#56B4E9",
 }
-_SPARE_COLOURS = ("#56B4E9", "#000000", "#F0E442", "#CC79A7", "#999999")
-DROP_COLOURS = {"tail": "#D55E00", "shared": "#E69F00", "link_down": "#0072B2", "pool": "#000000"}
+_CYCLE = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#4d4d4d", "#999999", "#8c6d1f", "#6a51a3")
+# For lines on white: flows, whose colour means nothing but "this one".
+FLOW_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4d4d4d", "#8c6d1f")
+DROP_COLOURS = {"tail": "#D55E00", "shared": "#E69F00", "link_down": "#0072B2", "pool": "#000000",
+                "headroom": "#b3261e", "watchdog": "#CC79A7", "bit_error": "#009E73"}
+PAUSE_COLOUR, STALL_COLOUR, WATCHDOG_COLOUR = "#E69F00", "#0072B2", "#b3261e"
 
 _RC: Any = {
     "font.family": ["DejaVu Sans"], "font.size": 10.0, "text.color": INK, "axes.labelcolor": INK,
@@ -43,10 +48,12 @@ def styled() -> Iterator[None]:
         yield
 
 
-def colours(policies: Iterable[str]) -> dict[str, str]:
-    """A colour for each policy: its own, or a spare one in order of appearance."""
-    spare = iter(_SPARE_COLOURS * 20)
-    return {policy: _POLICY_COLOURS.get(policy) or next(spare) for policy in policies}
+def colours(labels: Iterable[str]) -> dict[str, str]:
+    """A colour for each label: a policy's own, or one that is not taken, in order of appearance."""
+    listed = list(labels)
+    taken = {_POLICY_COLOURS[label] for label in listed if label in _POLICY_COLOURS}
+    spare = cycle([colour for colour in _CYCLE if colour not in taken])
+    return {label: _POLICY_COLOURS.get(label) or next(spare) for label in listed}
 
 
 def new_figure(height_in: float, title: str, subtitle: str = "") -> Figure:

@@ -30,7 +30,7 @@ def build_64_hosts() -> Row:
 
 def _stock() -> Mininet:
     """The same shape and rate as a Mininet user builds it; `bw` only, since not every kernel has netem."""
-    datapath = "user" if ovs.datapath() == "netdev" else "kernel"
+    datapath = "user" if ovs.datapath() == "userspace" else "kernel"
     rate_mbps = SPEC.clock.lab_bps(SPEC.link_gbps) / 1e6
     return Mininet(topo=build_topo(SPEC), switch=partial(OVSSwitch, datapath=datapath), controller=None,
                    link=partial(TCLink, bw=rate_mbps), build=False)

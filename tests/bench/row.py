@@ -11,6 +11,6 @@ class Row:
 
     name: str
     ours: float
-    peer: float
-    ratio: float
+    peer: float | None  # None: this machine has none, nor a ratio
+    ratio: float | None
     unit: str

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.build import build_64_hosts
+from tests.bench.datapaths import datapaths
+from tests.bench.mechanisms import mechanisms
 from tests.bench.policy import policy_switch
 from tests.bench.rnic import rnic_packets
 from tests.bench.row import Row
@@ -20,7 +22,8 @@ from tests.bench.traffic import cpu_same_traffic, link_crossing
 from topologies.errors import LabError
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHES: list[Callable[[], Row]] = [rnic_packets, build_64_hosts, policy_switch, cpu_same_traffic, link_crossing]
+BENCHES: list[Callable[[], Row | list[Row]]] = [
+    rnic_packets, build_64_hosts, policy_switch, cpu_same_traffic, link_crossing, mechanisms, datapaths]
 RESULT = ROOT / "results/bench.json"
 
 
@@ -33,16 +36,19 @@ def main(names: list[str]) -> int:
         begin = time.monotonic()
         console.print(f"{bench.__name__} ...", end=" ")
         try:
-            rows.append(bench())
+            result = bench()
         except LabError as error:
             console.print(f"failed: {error}" + (f" ({error.remedy})" if error.remedy else ""))
             return 1
+        rows += result if isinstance(result, list) else [result]
         console.print(f"{time.monotonic() - begin:.0f} s")
     table = Table()
     for heading in ("name", "ours", "peer", "ratio", "unit"):
         table.add_column(heading, justify="left" if heading in ("name", "unit") else "right")
     for row in rows:
-        table.add_row(row.name, f"{row.ours:,.4g}", f"{row.peer:,.4g}", f"{row.ratio:.2f}", row.unit)
+        peer = "-" if row.peer is None else f"{row.peer:,.4g}"
+        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+        table.add_row(row.name, f"{row.ours:,.4g}", peer, ratio, row.unit)
     console.print(table)
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")

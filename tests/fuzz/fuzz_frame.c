@@ -173,10 +173,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (flags & RETUNE) {
 			fabric_control(f, &request);
 			/* Any operation with the same small arguments: refused or harmless. */
-			request.op = FABRIC_SET_ECN + data[-1] % 6;
+			request.op = FABRIC_SET_ECN + data[-1] % 8;
 			request.index = port;
 			if (request.op == FABRIC_SET_DRAIN)
 				request.arg[0] = request.arg[0] * 100000; /* or it would take days */
+			if (request.op == FABRIC_SET_PORT_BUFFER)
+				request.arg[0] = request.arg[0] * 100 - 1; /* or it would be refused */
 			fabric_control(f, &request);
 		}
 		if (flags & LINK_CHANGE) {

@@ -30,9 +30,11 @@ DATAGRAM_FRAME_BYTES = PAYLOAD_BYTES + 42  # Ethernet, IPv4 and UDP headers
 
 _SEND = """
 import socket, sys, time
-target, port, packets, size, gap_ns, start_ns = sys.argv[1], *map(int, sys.argv[2:])
+target, port, packets, size, gap_ns = sys.argv[1], *map(int, sys.argv[2:])
 out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 payload = bytes(size)
+print("ready", flush=True)
+start_ns = int(sys.stdin.readline())
 for n in range(packets):
     wait_ns = start_ns + n * gap_ns - time.monotonic_ns()
     if wait_ns > 0:
@@ -143,17 +145,19 @@ def offer(net: FabricNet, offered: Offered) -> Carried:
     for name in sorted({receiver for _, receiver in offered.flows}):
         arguments = [UDP_PORT, duration_s + 30, max(2.0, duration_s / 4)]
         receivers[name] = _python(net[name], _RECEIVE, *arguments)
-    for name, process in receivers.items():
-        if process.stdout is None or process.stdout.readline().strip() != "ready":
-            raise LabError(f"the receiver on {name} did not start")
-    start_ns = time.monotonic_ns() + 1_500_000_000
-    shape = [UDP_PORT, offered.packets, PAYLOAD_BYTES, gap_ns, start_ns]
+    shape = [UDP_PORT, offered.packets, PAYLOAD_BYTES, gap_ns]
     senders = [
         _python(net[sender], _SEND, net.fabric.host(receiver).ip, *shape) for sender, receiver in offered.flows
     ]
-    # The interpreters have started by now; only the traffic is to be counted.
-    time.sleep(max(0.0, (start_ns - time.monotonic_ns()) / 1e9 - 0.2))
+    # Whatever a slow machine needs until the interpreters run: only the traffic is to be counted.
+    for process in (*receivers.values(), *senders):
+        _expect_ready(process)
     before_s = _busy_s()
+    start_ns = time.monotonic_ns() + 500_000_000
+    for process in senders:
+        assert process.stdin is not None
+        process.stdin.write(f"{start_ns}\n")
+        process.stdin.flush()
     for process in senders:
         process.wait()
     cpu_s = _busy_s() - before_s
@@ -164,8 +168,14 @@ def offer(net: FabricNet, offered: Offered) -> Carried:
 
 def _python(node: Node, program: str, *arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-S", "-c", program, *map(str, arguments)]
-    process: subprocess.Popen[str] = node.popen(command, stdout=subprocess.PIPE, stderr=None, text=True)
+    process: subprocess.Popen[str] = node.popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None, text=True)
     return process
+
+
+def _expect_ready(process: subprocess.Popen[str]) -> None:
+    if process.stdout is None or process.stdout.readline().strip() != "ready":
+        raise LabError("a sender or receiver did not start")
 
 
 def _busy_s() -> float:

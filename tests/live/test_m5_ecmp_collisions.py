@@ -7,16 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from labs.lab import Lab, load
-from labs.measure.results import summarise
-from labs.runner_play import Run, Silent
+from labs.lab import load
 from labs.runner_session import Session
+from tests.live.exercise import LIVE, play, play_alone
 
-pytestmark = pytest.mark.live
+pytestmark = LIVE
 
 LAB = load("m5_ecmp_collisions")
 SEEDS = range(1, 11)
@@ -28,23 +26,12 @@ def session() -> Iterator[Session]:
         yield session
 
 
-def play(session: Session, policy: str, seed: int, lab: Lab) -> dict[str, Any]:
-    """One run, in which every packet is accounted for and every sum is right, whatever the machine was doing."""
-    played = Run(session, lab, policy, seed, Silent()).play()
-    assert played.reason is None
-    summary = summarise(played.raw)
-    assert summary["wrong"] == 0
-    assert summary["packets"]["lost_in_switch"] == 0
-    assert summary["packets"]["sent"] == summary["packets"]["delivered"] + summary["packets"]["dropped"]
-    return summary
-
-
 class TestDefaultBuffers:
     """The first act."""
 
     def test_ecmp_takes_as_long_as_its_fullest_uplink_says_in_every_seed(self, session: Session) -> None:
         lab = LAB.replace(iterations=1, warmup=0)
-        runs = {seed: play(session, "ecmp", seed, lab) for seed in SEEDS}
+        runs = {seed: play(session, lab, "ecmp", seed).summary for seed in SEEDS}
         factors = {run["predicted_factor"] for run in runs.values()}
         assert len(factors) > 1, "ten throws of the dice that all fall alike prove nothing"
         for seed, run in runs.items():
@@ -54,11 +41,11 @@ class TestDefaultBuffers:
     def test_dlb_gives_every_flow_an_uplink_of_its_own_in_every_seed(self, session: Session) -> None:
         lab = LAB.replace(iterations=1, warmup=1)
         for seed in SEEDS:
-            run = play(session, "dlb", seed, lab)
+            run = play(session, lab, "dlb", seed).summary
             assert run["jct_ratio"] <= 1.15, f"seed {seed}"
 
     def test_spraying_reorders_and_go_back_n_pays_for_it(self, session: Session) -> None:
-        run = play(session, "spray", 1, LAB.replace(iterations=1, warmup=0))
+        run = play(session, LAB.replace(iterations=1, warmup=0), "spray").summary
         assert run["mmr"] < 1.1  # even, but for the counter's also counting acknowledgements; and yet
         assert run["reordered_packets"] > 0
         assert run["retransmitted_packets"] > 0
@@ -70,8 +57,7 @@ class TestDefaultBuffers:
 def test_small_buffers_turn_collisions_into_drops() -> None:
     """The second act."""
     lab = LAB.with_overrides(["buffer_kb=64"]).replace(iterations=1, warmup=0)
-    with Session(lab) as session:
-        run = play(session, "ecmp", 1, lab)
+    run = play_alone(lab, "ecmp").summary
     assert run["drops"] > 0
     assert run["retransmitted_packets"] >= run["drops"]
     assert run["jct_ratio"] > run["predicted_factor"]

@@ -182,6 +182,16 @@ class TestMininet:
         else:
             assert 50e6 < report["end"]["sum_received"]["bits_per_second"] < 100e6
 
+    @pytest.mark.parametrize("offload", ["on", "off"])
+    def test_tcp_with_the_hosts_segmentation_offload(self, net: FabricNet, offload: str) -> None:
+        server, client = net["h3"], net["h0"]
+        client.cmd("ethtool -K", client.defaultIntf(), "gso", offload)
+        assert f"generic-segmentation-offload: {offload}" in client.cmd("ethtool -k", client.defaultIntf())
+        server.cmd("iperf3 -s -1 -D; until ss -Hltn | grep -q :5201; do sleep 0.05; done")
+        report = json.loads(client.cmd("iperf3 -J -t 2 -c", server.IP()))
+        assert "error" not in report, report
+        assert 50e6 < report["end"]["sum_received"]["bits_per_second"] < 100e6
+
     def test_links_are_fixed(self, net: FabricNet) -> None:
         with pytest.raises(LabError, match="links of a running fabric are fixed"):
             net.addLink(net["h0"], net["leaf1"])
@@ -302,7 +312,7 @@ class TestNeighbours:
         shell = subprocess.Popen(["bash", "--norc", "-is", "mininet:h0"], stdin=subprocess.PIPE,
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         group = str(LINK_GROUP)
-        ovs.vsctl("add-br", "sg-foreign", "--", "set", "Bridge", "sg-foreign", f"datapath_type={ovs.datapath()}")
+        ovs.vsctl("add-br", "sg-foreign", "--", "set", "Bridge", "sg-foreign", "datapath_type=netdev")
         subprocess.run(["ip", "link", "add", "sg-a", "type", "veth", "peer", "name", "sg-b"], check=True)
         subprocess.run(["ip", "link", "add", "foreign", "group", group, "type", "veth", "peer", "name", "foreign2"],
                        check=True)
@@ -333,13 +343,14 @@ def test_no_open_vswitch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow  # OVS's spanning tree needs half a minute
-def test_mn_custom(untouched: Machine) -> None:
-    datapath = "user" if ovs.datapath() == "netdev" else "kernel"
+@pytest.mark.parametrize(("topo", "pings"), [("leafspine,2,2,2", 12), ("switchring,3,1", 6)])
+def test_mn_custom(untouched: Machine, topo: str, pings: int) -> None:
+    datapath = "user" if ovs.datapath() == "userspace" else "kernel"
     # Should anything fail, `mn` would remove every bridge of this machine and kill by name: not in a test.
     harmless = "import mininet.clean, runpy; mininet.clean.cleanup = print; runpy.run_path({mn!r}, run_name='__main__')"
     done = subprocess.run(
         ["/usr/bin/python3", "-c", harmless.format(mn=shutil.which("mn")),
-         "--custom", "topologies/mn.py", "--topo", "leafspine,2,2,2",
+         "--custom", "topologies/mn.py", "--topo", topo,
          "--switch", f"ovsbr,stp=1,datapath={datapath}", "--controller", "none", "--test", "pingall"],
         cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
-    assert "0% dropped (12/12 received)" in done.stdout + done.stderr
+    assert f"0% dropped ({pings}/{pings} received)" in done.stdout + done.stderr

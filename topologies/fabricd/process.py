@@ -134,7 +134,8 @@ class Nic:
             "index": index, "port": self.port.index, "ip": int.from_bytes(socket.inet_aton(self.host.ip), "big"),
             "mac": binding.mac_bytes(self.host.mac), "gateway_mac": binding.mac_bytes(fabric.gateway_mac),
             "rate_bps": self.port.rate_bps, "slowdown": fabric.slowdown, "mtu_bytes": fabric.spec.mtu_bytes,
-            "dscp": ROCE_DSCP, "dscp_class": dscp_class, "arena_bytes": lib.RNIC_ARENA_BYTES,
+            "dscp": ROCE_DSCP, "ack_dscp": fabric.spec.ack_dscp or 0, "dscp_class": dscp_class,
+            "arena_bytes": lib.RNIC_ARENA_BYTES,
         }  # fmt: skip
         status = lib.rnic_init(
             self.pointer, ffi.new("struct rnic_config *", config), ffi.from_buffer(self.memory),

@@ -16,6 +16,9 @@ h<k> is host k mod hosts_per_leaf of leaf k div hosts_per_leaf.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from mininet.topo import Topo
 
 LEAF_DPID = 0x1000
@@ -24,6 +27,8 @@ SPINE_DPID = 0x2000
 
 class LeafSpine(Topo):  # type: ignore[misc]  # Mininet has no types
     """`LeafSpine(leaves, spines, hosts_per_leaf)`; works in FabricNet, in stock Mininet and under `mn --custom`."""
+
+    SIZES: ClassVar[Mapping[str, int]] = {"leaves": 1, "spines": 1, "hosts_per_leaf": 1}
 
     def build(self, leaves: int = 2, spines: int = 2, hosts_per_leaf: int = 2) -> None:
         """Wire it up."""

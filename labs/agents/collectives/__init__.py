@@ -16,19 +16,20 @@ import numpy.typing as npt
 class Write(NamedTuple):
     """One RDMA WRITE with immediate; offsets are bytes into the memory of the sender and of the receiver."""
 
-    channel: int  # position in the rank's outgoing channels
+    channel: int  # position in the rank's outgoing channels; of a reply: in its incoming ones
     lane: int  # queue pair of the channel
     local_offset: int
     remote_offset: int
     length: int
     immediate: int
+    reply: bool = False  # goes back over the queue pair of an incoming channel
 
 
 class Collective(Protocol):
     """One rank's part.
 
     memory_bytes: what it needs registered; `attach` hands it over, as bytes.
-    arrivals, departures: messages that come in and go out in one iteration, for each channel and lane.
+    arrivals, departures: messages with data that come in and go out in one iteration, for each channel and lane.
     """
 
     memory_bytes: int
@@ -52,6 +53,12 @@ class Collective(Protocol):
 
     def arrived(self, channel: int, immediate: int) -> Iterable[Write]:
         """A message is in memory; the writes that it makes possible.  Raises ValueError for one that cannot be."""
+
+    def replied(self, channel: int, immediate: int) -> Iterable[Write]:
+        """A reply has come back on an outgoing channel; the same."""
+
+    def lengths(self, channel: int) -> list[int]:
+        """Bytes of every write that goes out on a channel in one iteration."""
 
     @property
     def received_all(self) -> bool:

@@ -89,6 +89,12 @@ class Ring:
         if step + 1 < self.steps:
             yield self._write(step + 1, index)
 
+    def replied(self, channel: int, immediate: int) -> Iterator[Write]:
+        raise ValueError(f"reply {immediate} on channel {channel}: nobody replies in a ring")
+
+    def lengths(self, channel: int) -> list[int]:
+        return [self._write(step, index).length for step in range(self.steps) for index in range(self.slices)]
+
     @property
     def received_all(self) -> bool:
         return len(self._seen) == self.steps * self.slices

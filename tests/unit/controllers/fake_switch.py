@@ -30,20 +30,30 @@ class Frame:
     destination: str
     source_mac: int
     flow_hash: int = 0
+    source: str = "0.0.0.0"
+    in_port: int = 0
 
 
 @dataclass(frozen=True)
 class _Entry:
     priority: int
-    destination: tuple[int, int]  # value, mask
+    in_port: int | None
+    source: tuple[int, int]  # value, mask
+    destination: tuple[int, int]
     source_mac: tuple[int, int]
     output: int | None = None
     group: int | None = None
     goto: int | None = None
 
-    def matches(self, destination: int, source_mac: int) -> bool:
-        return not ((destination ^ self.destination[0]) & self.destination[1]
-                    or (source_mac ^ self.source_mac[0]) & self.source_mac[1])
+    @property
+    def match(self) -> tuple[object, ...]:
+        return self.priority, self.in_port, self.source, self.destination, self.source_mac
+
+    def matches(self, frame: Frame) -> bool:
+        return self.in_port in (None, frame.in_port) and not (
+            (_ip(frame.source) ^ self.source[0]) & self.source[1]
+            or (_ip(frame.destination) ^ self.destination[0]) & self.destination[1]
+            or (frame.source_mac ^ self.source_mac[0]) & self.source_mac[1])
 
 
 def _ip(address: str) -> int:
@@ -95,9 +105,8 @@ class FakeSwitch:
     def forward(self, frame: Frame) -> int | None:
         """The port that a frame leaves by, or None."""
         table: int | None = 0
-        destination = _ip(frame.destination)
         while table is not None:
-            entry = max((entry for entry in self.tables.get(table, []) if entry.matches(destination, frame.source_mac)),
+            entry = max((entry for entry in self.tables.get(table, []) if entry.matches(frame)),
                         key=lambda entry: entry.priority, default=None)
             if entry is None:
                 return None
@@ -139,20 +148,22 @@ class FakeSwitch:
             return
         assert mod.command == ofp.OFPFC_ADD
         assert match.pop("eth_type") == 0x0800
-        assert match.keys() <= {"ipv4_dst", "eth_src"}
-        (instruction,) = mod.instructions
+        assert match.keys() <= {"in_port", "ipv4_src", "ipv4_dst", "eth_src"}
+        instruction = mod.instructions[0] if mod.instructions else None
         action: dict[str, int] = {}
-        if isinstance(instruction, parser.OFPInstructionGotoTable):
+        if instruction is None:
+            pass  # dropped
+        elif isinstance(instruction, parser.OFPInstructionGotoTable):
             action["goto"] = instruction.table_id
         elif isinstance(instruction.actions[0], parser.OFPActionGroup):
             action["group"] = instruction.actions[0].group_id
             assert action["group"] in self.groups, "a rule to a group that does not exist is refused"
         else:
             action["output"] = instruction.actions[0].port
-        new = _Entry(mod.priority, _masked(match.get("ipv4_dst"), _ip), _masked(match.get("eth_src"), _mac), **action)
+        new = _Entry(mod.priority, match.get("in_port"), _masked(match.get("ipv4_src"), _ip),
+                     _masked(match.get("ipv4_dst"), _ip), _masked(match.get("eth_src"), _mac), **action)
         table = self.tables.setdefault(mod.table_id, [])
-        table[:] = [entry for entry in table if (entry.priority, entry.destination, entry.source_mac)
-                    != (new.priority, new.destination, new.source_mac)]
+        table[:] = [entry for entry in table if entry.match != new.match]
         table.append(new)
 
     def _group_mod(self, message: bytes) -> None:

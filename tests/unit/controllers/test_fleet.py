@@ -43,16 +43,21 @@ class FakeFabric:
 
     def path(self, source: str, target: str, path_bits: int) -> list[str]:
         """The devices that a frame passes; ends where it is dropped."""
-        frame = Frame(self.fabric.host(target).ip, 0x02_00_00_00_00_00 | path_bits, path_bits)
-        device, passed = self.fabric.leaf_of(source).name, [source]
-        while device in self.switches:
-            passed.append(device)
-            assert len(passed) <= 4, f"a loop: {passed}"
-            out = self.switches[device].forward(frame)
+        return self.path_to(source, self.fabric.host(target).ip, path_bits)
+
+    def path_to(self, source: str, address: str, path_bits: int = 0) -> list[str]:
+        """The same, to any address."""
+        sender, port = self.fabric.host(source), self.fabric.peer(self.fabric.nic(source))
+        passed = [source]
+        while port.device in self.switches:
+            passed.append(port.device)
+            assert len(passed) <= 2 + len(self.fabric.leaves()), f"a loop: {passed}"
+            frame = Frame(address, 0x02_00_00_00_00_00 | path_bits, path_bits, sender.ip, port.number)
+            out = self.switches[port.device].forward(frame)
             if out is None:
                 return passed
-            device = self.fabric.peer(self.fabric.switch_port(device, out)).device
-        return [*passed, device]
+            port = self.fabric.peer(self.fabric.switch_port(port.device, out))
+        return [*passed, port.device]
 
     def assert_everybody_reaches_everybody(self, path_bits: tuple[int, ...] = (0, 0x5A5A5A5A, 0xFFFFFFFF)) -> None:
         for source in self.fabric.hosts:
@@ -248,3 +253,16 @@ def test_gap_of_the_policy_or_of_the_fabric() -> None:
     gap = Steering(fabric, create_policy("flowlet", {"gap_us": 12}), {}, 1, False).flowlet_gap_ns(leaf)
     assert gap == 12 * 1000 * 10_000
     assert np.array_equal(steering_of(fabric, "flowlet").tables["leaf0"].entries[:4], [0, 1, 2, 0])
+
+
+@pytest.mark.parametrize("policy", BUILT_IN)
+def test_a_ring_goes_clockwise_and_a_frame_that_nobody_wants_goes_round_once(policy: str) -> None:
+    fake = FakeFabric(describe(FabricSpec(shape="switch_ring", leaves=4, hosts_per_leaf=2, slowdown=10_000)), policy)
+    assert fake.fleet.missing() == []
+    for source in fake.fabric.hosts:
+        for target in fake.fabric.hosts:
+            hops = (int(target.leaf[2:]) - int(source.leaf[2:])) % 4
+            ring = [f"sw{(int(source.leaf[2:]) + hop) % 4}" for hop in range(hops + 1)]
+            assert fake.path(source.name, target.name, 0x5A5A5A5A) == [source.name, *ring, target.name]
+    assert fake.path_to("h2", "10.0.2.77") == ["h2", "sw1", "sw2", "sw3", "sw0", "sw1"]
+    assert fake.path_to("h2", "10.0.1.77") == ["h2", "sw1", "sw2", "sw3", "sw0", "sw1"]

@@ -53,6 +53,12 @@ def test_destinations(destination: str, match: Any) -> None:
     assert mod.instructions[0].table_id == 1
 
 
+def test_a_rule_without_anything_to_do_drops() -> None:
+    mod = parsed(openflow.flow_add(Rule(0, 300, in_port=3, source="10.0.1.1/32")))
+    assert dict(mod.match.items()) == {"eth_type": 0x0800, "in_port": 3, "ipv4_src": "10.0.1.1"}
+    assert mod.instructions == []
+
+
 def test_a_batch_is_one_buffer_with_numbers_of_its_own() -> None:
     datapath = Datapath()
     session = openflow.Session(datapath, "leaf0")

@@ -73,3 +73,9 @@ def test_ports_are_compared_with_the_description(fabric: Fabric) -> None:
     wrong = {number: name for number, name in right.items() if number != 1} | {2: "eth0"}
     assert check_switch(fabric, leaf, wrong) == [
         f"leaf0: port 1 ({right[1]}) is missing", f"leaf0: port 2 is eth0, should be {right[2]}"]
+
+
+def test_a_leaf_of_a_ring_drops_what_comes_round() -> None:
+    ring = describe(FabricSpec(shape="switch_ring", leaves=3, hosts_per_leaf=1, slowdown=1000))
+    assert base_rules(ring, ring.switch("sw1")) == [
+        Rule(0, 200, destination="10.0.1.1/32", output=1), Rule(0, 300, in_port=3, source="10.0.1.1/32")]

@@ -16,7 +16,7 @@ import pytest
 from labs.agents import rank as rank_module
 from labs.agents.rank import Agent, Server
 from labs.seeds import source_ports
-from labs.workload import Incast, Job, RingAllReduce, Workload
+from labs.workload import Flow, Incast, Job, RingAllReduce, Transfers, Workload
 from topologies.errors import LabError
 from topologies.fabricd.verbs import WcStatus, WorkCompletion
 from topologies.spec import FabricSpec
@@ -127,10 +127,16 @@ class FakeQp:
         self.remote_ip = ""
         self.remote_qp = 0
         self.sent = self.receives = 0
+        self.dcqcn: dict[str, int] | None = None
+        self.earliest_ns: list[int] = []
 
     def connect(self, ip: str, qp_num: int, psn: int) -> None:
         assert psn == qp_num & 0xFFFFFF
         self.remote_ip, self.remote_qp = ip, qp_num
+
+    def set_dcqcn(self, parameters: dict[str, int]) -> None:
+        assert self.remote_ip  # it needs a queue pair that is connected
+        self.dcqcn = parameters
 
     def post_recv(self, count: int) -> int:
         self.receives += count
@@ -138,7 +144,7 @@ class FakeQp:
 
     def post_write(self, memory: FakeContext, offset: int, length: int, remote_addr: int, rkey: int, *, imm: int,
                    earliest_ns: int) -> bool:
-        assert earliest_ns == 12345
+        self.earliest_ns.append(earliest_ns)
         assert rkey == self.context.net.contexts[self.remote_ip].rkey
         if self.sent == SEND_DEPTH:
             return False
@@ -158,38 +164,48 @@ def setup_commands(workload: Workload, job: Job) -> dict[str, dict[str, Any]]:
     """As the runner makes them."""
     ports = source_ports(job, workload.qps_per_connection, 1)
 
-    def of(channels: list[int], end: int) -> list[list[int]]:
-        return [[ports[c, lane, end] for lane in range(workload.qps_per_connection)] for c in channels]
+    def of(channels: list[int], end: int) -> list[dict[str, Any]]:
+        return [{"ports": [ports[c, lane, end] for lane in range(workload.qps_per_connection)],
+                 "dscp": job.channels[c].dscp, "delay_ns": 0 if end else int(job.channels[c].start_us * 1e3)}
+                for c in channels]
 
-    return {rank.host: {
+    # Through JSON, as the runner's socket carries it.
+    return {rank.host: json.loads(json.dumps({
         "op": "setup", "rank": rank.index, "agent": workload.agent, "arguments": workload.arguments(job, rank),
-        "incoming": of([c for c, channel in enumerate(job.channels) if channel.target == rank.index], 1),
-        "outgoing": of([c for c, channel in enumerate(job.channels) if channel.source == rank.index], 0),
-        "window_bytes": 1 << 18, "timeout_ns": 10**9, "retry_count": 7} for rank in job.ranks}
+        "incoming": of(job.incoming(rank.index), 1), "outgoing": of(job.outgoing(rank.index), 0),
+        "window_bytes": 1 << 18, "timeout_ns": 10**9, "retry_count": 7,
+        "dcqcn": None if workload.dcqcn == "none" else {"g": 17}})) for rank in job.ranks}
 
 
 def agents(workload: Workload) -> list[Agent]:
     job = workload.plan(SPEC)
     made = [Agent(host, command) for host, command in setup_commands(workload, job).items()]
     known = [agent.describe() for agent in made]
-    incoming = [[c for c in job.channels if c.target == i] for i in range(len(made))]
-    outgoing = [[c for c in job.channels if c.source == i] for i in range(len(made))]
+    def end(c: int, side: str) -> list[dict[str, Any]]:
+        rank = job.channels[c].source if side == "outgoing" else job.channels[c].target
+        numbers = job.outgoing(rank) if side == "outgoing" else job.incoming(rank)
+        return [{**qp, "ip": known[rank]["ip"]} for qp in known[rank][side][numbers.index(c)]]
 
-    def end(rank: int, side: str, position: int) -> list[dict[str, Any]]:
-        return [{**qp, "ip": known[rank]["ip"]} for qp in known[rank][side][position]]
+    def memory(rank: int) -> dict[str, int]:
+        return {"addr": known[rank]["addr"], "rkey": known[rank]["rkey"]}
 
     for i, agent in enumerate(made):
         agent.connect({
-            "incoming": [end(c.source, "outgoing", outgoing[c.source].index(c)) for c in incoming[i]],
-            "outgoing": [end(c.target, "incoming", incoming[c.target].index(c)) for c in outgoing[i]],
-            "targets": [{"addr": known[c.target]["addr"], "rkey": known[c.target]["rkey"]} for c in outgoing[i]]})
+            "incoming": [end(c, "outgoing") for c in job.incoming(i)],
+            "outgoing": [end(c, "incoming") for c in job.outgoing(i)],
+            "sources": [memory(job.channels[c].source) for c in job.incoming(i)],
+            "targets": [memory(job.channels[c].target) for c in job.outgoing(i)]})
     return made
 
 
 @pytest.mark.parametrize("workload", [
     RingAllReduce(4800, slice_bytes=256), RingAllReduce(4800, slice_bytes=256, qps_per_connection=3),
     RingAllReduce(4800, slice_bytes=256, rings=[["h0", "h3", "h5"], ["h1", "h2"]]),
-    Incast(4096, senders=5, qps_per_connection=2)], ids=["ring", "three queue pairs", "uneven rings", "incast"])
+    Incast(4096, senders=5, qps_per_connection=2), Incast(4096, senders=5, admission_kb=1),
+    Transfers(4096, flows=[Flow("h0", "h1"), Flow("h0", "h1"), Flow("h1", "h2"), Flow("h2", "h0", size_bytes=1024)]),
+    Transfers(4096, flows=[Flow("h0", "h1"), Flow("h1", "h0"), Flow("h2", "h1")], admission_kb=2,
+              qps_per_connection=3)],
+    ids=["ring", "three queue pairs", "uneven rings", "incast", "admission", "transfers", "transfers with admission"])
 def test_a_job_plays_to_its_end_with_short_send_queues(net: FakeNet, workload: Workload) -> None:
     job = agents(workload)
     for iteration in range(3):
@@ -209,7 +225,9 @@ def test_a_job_plays_to_its_end_with_short_send_queues(net: FakeNet, workload: W
         assert [answer["wrong"] for answer in answers.values()] == [0] * len(job)
         assert all(begun_ns < answer["end_ns"] <= net.now_ns for answer in answers.values())
         assert not net.flying
-        assert all(qp.sent == 0 for context in net.contexts.values() for qp in context.qps.values())
+        qps = [qp for context in net.contexts.values() for qp in context.qps.values()]
+        assert all(qp.sent == 0 for qp in qps)
+        assert {earliest_ns for qp in qps for earliest_ns in qp.earliest_ns} == {12345}
 
 
 def test_queue_pairs_get_what_the_runner_says(net: FakeNet) -> None:
@@ -224,6 +242,24 @@ def test_queue_pairs_get_what_the_runner_says(net: FakeNet) -> None:
         assert receiver.qps[out.remote_qp].attributes["src_port"] == ports[c, 0, 1]
         assert receiver.qps[out.remote_qp].remote_qp == out.qp_num
         assert out.attributes["window_bytes"] == 1 << 18
+
+
+def test_flows_have_their_own_class_and_start_and_both_ends_control_congestion(net: FakeNet) -> None:
+    job = agents(Transfers(4096, flows=[Flow("h0", "h1", dscp=34), Flow("h0", "h2", start_us=2)], dcqcn="paper"))
+    qps = {qp.remote_ip: qp for qp in net.contexts["h0"].qps.values()}
+    assert [qps[host].attributes["dscp"] for host in ("h1", "h2")] == [34, 0]
+    (other_end,) = net.contexts["h1"].qps.values()
+    assert other_end.attributes["dscp"] == 34  # acknowledgements travel in the class of the data
+    for agent in job:
+        agent.collective.prepare(0)
+        agent.run(12345)
+    assert [qps[host].earliest_ns for host in ("h1", "h2")] == [[12345], [14345]]
+    assert all(qp.dcqcn == {"g": 17} for context in net.contexts.values() for qp in context.qps.values())
+
+
+def test_without_dcqcn_nothing_is_set(net: FakeNet) -> None:
+    agents(RingAllReduce(4800))
+    assert all(qp.dcqcn is None for context in net.contexts.values() for qp in context.qps.values())
 
 
 def test_a_queue_pair_in_error_is_named(net: FakeNet) -> None:

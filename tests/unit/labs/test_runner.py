@@ -9,15 +9,17 @@ import pytest
 from rich.console import Console
 
 from labs.lab import Expectation, Lab, load
-from labs.runner_outcome import DONE, FAILED, INVALID, Outcome
+from labs.runner_outcome import DONE, FAILED, INVALID, Outcome, Unfinished
 from labs.runner_ui import ConsoleReporter, closing_lines, expectation_lines, parameter_lines
+from labs.variants import plan
 
 
 def run(policy: str = "ecmp", *, valid: bool = True, ratio: float | None = 2.0, next_slowdown: float | None = None,
-        seed: int = 1) -> dict[str, Any]:
+        seed: int = 1, variant: str = "") -> dict[str, Any]:
     check = {"check": "lateness", "value": 400.0, "limit": 336.0, "unit": "us (lab)", "ok": valid, "explain": "late"}
-    return {"policy": policy, "seed": seed, "valid": valid, "verdict": [check], "next_slowdown": next_slowdown,
-            "jct_ratio": ratio, "time_us": {"mean": None if ratio is None else ratio * 100}}
+    return {"policy": policy, "variant": variant, "label": variant or policy, "seed": seed, "valid": valid,
+            "verdict": [check], "next_slowdown": next_slowdown, "jct_ratio": ratio,
+            "time_us": {"mean": None if ratio is None else ratio * 100}}
 
 
 @pytest.mark.parametrize(("runs", "reason", "status"), [
@@ -31,6 +33,16 @@ def run(policy: str = "ecmp", *, valid: bool = True, ratio: float | None = 2.0, 
 ])
 def test_exit_status(runs: list[dict[str, Any]], reason: str | None, status: int) -> None:
     assert Outcome(Path("x"), runs, reason).exit_status == status
+
+
+@pytest.mark.parametrize(("expected", "status"), [(True, DONE), (False, FAILED)])
+def test_a_run_that_was_given_up_is_a_failure_unless_the_lab_says_so(expected: bool, status: int) -> None:
+    given_up = Unfinished("deadlock", 1, "nothing moved", expected)
+    outcome = Outcome(Path("x"), [run(variant="deadlock")], None, [given_up])
+    assert outcome.exit_status == status
+    (line,) = (line for line in closing_lines(load("m5"), outcome, expectations=False) if "given up" in line)
+    assert ("as expected" in line) == expected
+    assert "nothing moved" in line
 
 
 def test_the_slowdown_to_try_next_is_named() -> None:
@@ -47,6 +59,9 @@ def test_expectations_are_compared_with_valid_runs() -> None:
                                            Expectation("spray", "jct_ratio", at_least=1.0)))
     met = expectation_lines(lab, [run("dlb", ratio=1.05), run("dlb", ratio=1.1)])
     assert met == ["dlb: jct_ratio <= 1.15: [green]as expected[/green]; because"]
+    of_variant = expectation_lines(lab.replace(expectations=(Expectation("pfc", "jct_ratio", at_most=3),)),
+                                   [run(variant="pfc"), run(variant="none", ratio=9)])
+    assert of_variant == ["pfc: jct_ratio <= 3: [green]as expected[/green]; "]
     missed = expectation_lines(lab, [run("dlb", ratio=1.05), run("dlb", ratio=1.3)])
     assert "[yellow]not as expected[/yellow] (1.3)" in missed[0]
 
@@ -60,9 +75,11 @@ def test_progress_without_a_terminal_is_plain_lines() -> None:
     report, console = reporter()
     lab: Lab = load("m5").replace(policies=("ecmp", "dlb"), iterations=1, warmup=0)
     report.parameters(lab)
-    report.runs_begin(lab, 2)
-    for policy in lab.policies:
-        report.run_begins(policy, 1)
+    runs = plan(lab, [1])
+    report.runs_begin(runs)
+    for planned in runs:
+        policy = planned.policy
+        report.run_begins(planned)
         report.iteration_begins(0, False)
         report.iteration_ended(0, False, 400.0)
         report.run_ended(run(policy, valid=policy == "ecmp"))
@@ -76,18 +93,22 @@ def test_progress_without_a_terminal_is_plain_lines() -> None:
 def test_the_time_left_learns_from_every_policy() -> None:
     report, _ = reporter()
     lab = load("m5").replace(policies=("ecmp", "dlb"), iterations=2, warmup=0)
-    report.runs_begin(lab, 4)
-    report.run_begins("ecmp", 1)
+    runs = plan(lab, [1, 2])
+    report.runs_begin(runs)
+    report.run_begins(runs[0])
     begun = report._left_s()
     assert begun == pytest.approx(8 * (2 * lab.ideal_us / 100 + 0.6))  # 100 us of hardware are a second
     report.iteration_ended(0, False, 1000.0)
     assert report._left_s() == pytest.approx(3 * 10.6 + 4 * (2 * lab.ideal_us / 100 + 0.6))
+    report.run_begins(runs[1])  # the first was given up
+    assert report._left_s() == pytest.approx(2 * 10.6 + 4 * (2 * lab.ideal_us / 100 + 0.6))
 
 
 def test_a_run_without_a_finished_iteration_is_reported() -> None:
     report, console = reporter()
-    report.runs_begin(load("m5"), 1)
-    report.run_begins("ecmp", 1)
+    runs = plan(load("m5"), [1])
+    report.runs_begin(runs)
+    report.run_begins(runs[0])
     report.run_ended(run(valid=False, ratio=None))
     assert "not finished  INVALID" in console.export_text()
 

@@ -12,7 +12,7 @@ import pytest
 from labs.lab import Lab
 from labs.measure.raw import FlowRole, RawIteration, RawRank
 from labs.runner_play import ROCE_PORT, UDP, Run, Silent, _with_hash_seeds
-from labs.workload import RingAllReduce
+from labs.workload import Flow, RingAllReduce, Transfers
 from topologies.fabric import describe
 from topologies.fabricd.telemetry import FLOW_DTYPE, TRACE_DTYPE, TraceKind
 from topologies.spec import FabricSpec
@@ -23,9 +23,9 @@ FRAME_BYTES = 4154
 FRAME_NS = (FRAME_BYTES + 24) * 8 * 100  # at 10 Mb/s of lab time
 
 
-def make_run(**session: Any) -> Run:
-    fake: Any = SimpleNamespace(fabric=describe(SPEC), **session)
-    return Run(fake, LAB, "ecmp", 1, Silent())
+def make_run(lab: Lab = LAB, **session: Any) -> Run:
+    fake: Any = SimpleNamespace(fabric=describe(SPEC), fabricd=None, **session)
+    return Run(fake, lab, "ecmp", 1, Silent())
 
 
 def number(ip: str) -> int:
@@ -56,6 +56,12 @@ def test_roles_name_sender_and_receiver_of_every_data_flow() -> None:
     assert [(role.src_ip, role.dst_ip, role.rank, role.peer) for role in roles] == [
         (number("10.0.0.1"), number("10.0.1.1"), 0, 1), (number("10.0.1.1"), number("10.0.0.1"), 1, 0)]
     assert [role.src_port for role in roles] == [run.ports[0, 0, 0], run.ports[1, 0, 0]]
+
+
+def test_roles_know_when_a_flow_begins_and_its_queue_pair() -> None:
+    run = make_run(LAB.replace(workload=Transfers(4096, flows=[Flow("h0", "h1", start_us=3), Flow("h0", "h1")])))
+    run._qps = {(0, 0): 17, (1, 0): 18}
+    assert [(role.start_us, role.qp) for role in run._roles()] == [(3, 17), (0, 18)]
 
 
 def test_first_bits_are_those_of_data_in_their_iteration() -> None:
@@ -111,3 +117,37 @@ def test_a_job_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     nics["rx_payload_bytes"][0] += 1
     trouble[0] = "fabricd died"
     assert watch() == "fabricd died"
+
+
+@pytest.mark.parametrize(("patience_us", "expected_s"), [(500, 5), (20, 1)])
+def test_a_lab_says_how_long_it_waits(monkeypatch: pytest.MonkeyPatch, patience_us: float, expected_s: float) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    run = make_run(LAB.with_overrides([f"patience_us={patience_us}"]), trouble=lambda: None,
+                   telemetry=SimpleNamespace(nics=np.zeros(2, [("rx_payload_bytes", "u8")])))
+    watch = run._stall_watch(start_ns=int(100e9))
+    assert watch() is None
+    now_s += expected_s - 0.1
+    assert watch() is None
+    now_s += 0.2
+    assert watch() == f"no NIC has received any data for {expected_s} s"
+
+
+def test_what_stands_still_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    monkeypatch.setattr("time.sleep", sleep)
+    frames = iter([9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
+    monkeypatch.setattr("labs.runner_play.frames_in_flight", lambda _: next(frames))
+    run = make_run(trouble=lambda: None, telemetry=SimpleNamespace(snapshot=lambda: None))
+    run._wait_quiet()
+    assert next(frames, None) is None  # to the last frame
+    monkeypatch.setattr("labs.runner_play.frames_in_flight", lambda _: 5)
+    now_s = 0.0
+    run._wait_quiet()
+    assert 2 < now_s < 3

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.unit.topologies.qos_fabric import (
     FRAME,
@@ -20,10 +17,9 @@ from tests.unit.topologies.qos_fabric import (
     quiet,
 )
 from tests.unit.topologies.virtual_fabric import VirtualFabric
-from topologies import headroom
 from topologies.errors import LabError
 from topologies.fabricd._core import lib
-from topologies.fabricd.telemetry import DropReason, TraceKind
+from topologies.fabricd.telemetry import TraceKind
 from topologies.spec import FabricSpec
 
 STAR = FabricSpec(leaves=1, spines=1, hosts_per_leaf=13, slowdown=10_000, buffer_kb=400, host_buffer_kb=65_536,
@@ -137,57 +133,3 @@ def test_a_frame_that_comes_out_after_it_was_written_off_is_charged_to_nobody() 
         fabric.core.advance(at_ms * MS)
     assert fabric.core.telemetry.ports["delivered_frames"][access(fabric, "h1").index] == 1
     assert fabric.core.telemetry.ports["priority_group"]["curr_occupancy_bytes"].sum() == 0
-
-
-FLOWS = st.lists(
-    st.tuples(
-        st.integers(0, 15), st.sampled_from([0, 0, 0, 1, 5, 9, 13]), st.integers(5, 60),
-        st.sampled_from([1, 700, 4096, 4096]), st.integers(0, 60_000), st.sampled_from([26, 26, 26, 0, 48]),
-    ),
-    min_size=3, max_size=10,
-)  # fmt: skip
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    flows=FLOWS,
-    leaves=st.integers(1, 4),
-    spines=st.integers(1, 2),
-    delay_us=st.sampled_from([0.0, 0.1, 0.5, 3.0]),
-    uplink_gbps=st.sampled_from([None, 40.0, 250.0]),
-    xoff_kb=st.sampled_from([1.0, 6.0, 30.0]),
-    xon_offset_kb=st.sampled_from([0.0, 4.0]),
-    held_ms=st.sampled_from([0, 0, 400]),
-)
-def test_nothing_lossless_is_lost_while_headroom_suffices(
-    flows: list[tuple[int, int, int, int, int, int]], leaves: int, spines: int, delay_us: float,
-    uplink_gbps: float | None, xoff_kb: float, xon_offset_kb: float, held_ms: int,
-) -> None:  # fmt: skip
-    fastest = max(100.0, uplink_gbps or 0.0)
-    spec = FabricSpec(
-        leaves=leaves, spines=spines, hosts_per_leaf=4, link_delay_us=delay_us, uplink_gbps=uplink_gbps,
-        slowdown=10_000, host_buffer_kb=65_536, flow_control="pfc", xoff_kb=xoff_kb, xon_offset_kb=xon_offset_kb,
-        headroom_kb=headroom.physical_bytes(fastest, delay_us, FRAME) / KB,
-    )  # fmt: skip
-    fabric = VirtualFabric(spec)  # at most six switches
-    hosts = len(fabric.fabric.hosts)
-    for number, (src, dst, frames, payload, at_us, dscp) in enumerate(flows):
-        if src % hosts != dst % hosts:
-            burst(fabric, f"h{src % hosts}", f"h{dst % hosts}", frames, at_ns=5 * MS + at_us * 1000, payload=payload,
-                  dscp=dscp, sport=1000 + number)  # fmt: skip
-    if held_ms:  # h0 takes nothing for a while: the worst case for every ingress on the way
-        fabric.core.control(lib.FABRIC_PAUSE_STORM, 0, 1 << LOSSLESS)
-        fabric.run(held_ms * MS)
-        fabric.core.control(lib.FABRIC_PAUSE_STORM, 0, 0)
-    fabric.run()
-    assert set(drops(fabric)) <= {DropReason.TAIL.name}  # of the lossy classes
-    t = fabric.core.telemetry.ports
-    assert t["queue"]["dropped_frames"][:, LOSSLESS].sum() == 0
-    quiet(fabric)
-    # Every pause has ended: leaf and spine have no cycle.
-    trace = fabric.core.telemetry.drain_trace()
-    for kind in (TraceKind.PAUSE, TraceKind.PAUSED):
-        records = trace[trace["kind"] == kind]
-        for port in np.unique(records["port"]):
-            assert list(records["psn"][records["port"] == port]) == [1, 0] * ((records["port"] == port).sum() // 2)
-    assert all(fabric.core.paused_classes(p.index) == () for p in fabric.fabric.ports)

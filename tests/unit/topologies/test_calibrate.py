@@ -95,3 +95,9 @@ def test_cache_is_for_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert calibrate.cached(path) is None
     path.write_text("{}")
     assert calibrate.cached(path) is None
+
+
+def test_a_ring_is_taken_for_its_two_hop_paths() -> None:
+    """One uplink a switch, as many hops as by way of a spine: like a leaf-spine with one spine, but for the ports."""
+    ring = FabricSpec(shape="switch_ring", leaves=4, hosts_per_leaf=4)
+    assert predict(ring, 10_000, MACHINE) == predict(SPEC.replace(spines=1), 10_000, MACHINE)

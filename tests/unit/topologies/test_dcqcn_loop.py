@@ -1,8 +1,8 @@
 """The closed loop in virtual time: RNICs, a marking queue, CNPs on the wire; 100 Gb/s, 1 us a link, MTU 4,096.
 
-The reaction point is the paper's with R_AI 200 Mb/s (its 40 Mb/s are for 40 Gb/s, and take five times as long to share
-100), marking 100 KB to 2,000 KB with 2 %: with it the queue settles on the line between Kmin and Kmax. With the paper's
-own 5 KB, 200 KB and 1 % it does so, too, at 20 KB for two senders, but empties more often.
+What settles: many small cuts. Steep marking, a CNP every 4 us at most, cuts of alpha / 8, alpha
+slow (1/1024), and an additive step every 6 us. With the paper's constants a sender gets a CNP every few hundred us,
+so chance decides who is cut: over 10 ms four senders' shares are 15 to 30 % apart, whatever R_AI and g.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from tests.unit.topologies.congestion_harness import CLOCK, Marking, Star, jain
 from topologies.dcqcn import preset
 
 KB = 1024
-MARKING = Marking(100 * KB, 2000 * KB, 0.02)
-SETTLE_US, WATCH_US = 20_000, 40_000
+MARKING = Marking(100 * KB, 1600 * KB, 0.5)
+SETTLING = preset("nvidia", time_reset_us=6, byte_reset_bytes=0, ai_rate_mbps=160, hai_rate_mbps=160, g=1 / 1024, gd=8)
+SETTLE_US, WATCH_US = 5_000, 10_000
 PAYLOAD_SHARE = 4096 / (4096 + 58 + 24)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("senders", [2, 4])
-def test_senders_converge_and_the_queue_settles(senders: int) -> None:
-    star = Star(senders, preset("paper", ai_rate_mbps=200), MARKING)
+def test_senders_converge_and_the_queue_settles(senders: int, seed: int) -> None:
+    star = Star(senders, SETTLING, MARKING, seed=seed)
     for sender in range(senders):  # each finds the link full, and comes in at line rate
         star.start(sender)
         star.run(500)
@@ -54,7 +56,7 @@ def test_published_parameters_are_fair_and_bound_the_queue(name: str, marking: M
     star = Star(2, preset(name), marking)
     for sender in range(2):
         star.start(sender)
-    star.run(SETTLE_US)
+    star.run(20_000)
     since_ns = star.now_ns
     star.run(10_000)
     assert jain(star.shares(since_ns)) >= 0.98

@@ -16,7 +16,7 @@ SPEC = FabricSpec(leaves=4, spines=4, hosts_per_leaf=4, link_gbps=100, uplink_gb
 
 @pytest.fixture(scope="module")
 def fabric() -> Fabric:
-    return describe(SPEC, lab="test", datapath="netdev", host_pids={"h0": 42})
+    return describe(SPEC, lab="test", datapath="userspace", host_pids={"h0": 42})
 
 
 def test_through_a_file(fabric: Fabric, tmp_path: Path) -> None:
@@ -118,3 +118,33 @@ def test_static_routes_of_a_permutation_do_not_collide(fabric: Fabric) -> None:
 def test_auto_must_be_resolved_first() -> None:
     with pytest.raises(LabError, match="auto"):
         describe(SPEC.replace(slowdown="auto"))
+
+
+RING = FabricSpec(shape="switch_ring", leaves=4, hosts_per_leaf=2, slowdown=1000)
+
+
+def test_a_ring_goes_clockwise() -> None:
+    ring = describe(RING)
+    assert [switch.name for switch in ring.leaves()] == ["sw0", "sw1", "sw2", "sw3"]
+    assert [[ring.port_name(port.index) for port in ring.uplinks(switch)] for switch in ring.switches] == [
+        ["sw0->sw1"], ["sw1->sw2"], ["sw2->sw3"], ["sw3->sw0"]]
+    test_every_port_has_a_peer(ring)
+    for rows in (ring.switches, ring.hosts, ring.ports):
+        assert [row.index for row in rows] == list(range(len(rows)))
+    assert [ring.leaf_of(host).name for host in ring.hosts] == ["sw0", "sw0", "sw1", "sw1", "sw2", "sw2", "sw3", "sw3"]
+
+
+@pytest.mark.parametrize("spec", [SPEC, RING])
+def test_static_routes_lead_to_every_host(spec: FabricSpec) -> None:
+    fabric = describe(spec)
+    route = {}
+    for switch in fabric.switches:
+        for flow in static_flows(fabric, switch):
+            ip, out = flow.removeprefix("priority=1,ip,nw_dst=").split(",actions=output:")
+            route[switch.name, ip] = fabric.switch_port(switch, int(out))
+    for source in fabric.hosts:
+        for target in fabric.hosts:
+            device, hops = source.leaf, 0
+            while device != target.name:
+                device, hops = fabric.peer(route[device, target.ip]).device, hops + 1
+                assert hops <= max(3, spec.leaves), f"{source.name} to {target.name} goes in circles"

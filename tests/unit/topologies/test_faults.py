@@ -112,6 +112,28 @@ def test_a_receiver_that_recovers_is_at_line_rate_again() -> None:
     quiet(fabric)
 
 
+@pytest.mark.parametrize("drain_bps", [2_000_000, 0])
+def test_another_drain_rate_holds_for_what_the_receiver_has_already(drain_bps: int) -> None:
+    fabric = VirtualFabric(SPEC)
+    nic = fabric.fabric.nic("h1")
+    slow_ns = FRAME * 8e9 / 50_000
+    frame_ns = FRAME * 8e9 / drain_bps if drain_bps else 0.0
+    fabric.core.control(lib.FABRIC_SET_DRAIN, nic.index, 50_000)
+    burst(fabric, "h0", "h1", 4)
+    fabric.run(400 * MS)
+    assert fabric.core.advance(400 * MS) == []
+    fabric.core.control(lib.FABRIC_SET_DRAIN, nic.index, drain_bps)
+    fabric.now_ns = 400 * MS
+    fabric.run()
+    hops = events(fabric, TraceKind.HOP)
+    came_ns = int(hops["t_ns"][hops["port"] == nic.peer][0]) + nic.delay_ns
+    left = 1 - (400 * MS - came_ns) / slow_ns  # of the first frame, which has begun to go at the slow rate
+    assert 0.3 < left < 0.7
+    expected = [400 * MS + (left + n) * frame_ns for n in range(4)]
+    assert [at for at, _, _ in fabric.delivered] == pytest.approx(expected, abs=10_000)
+    quiet(fabric)
+
+
 @pytest.mark.parametrize("flow_control", ["none", "pfc", "credits"])
 def test_a_link_that_goes_down_and_up_leaves_nothing_behind(flow_control: str) -> None:
     fabric = VirtualFabric(SPEC.replace(flow_control=flow_control, pause_quanta=2000))
@@ -151,6 +173,66 @@ def test_a_profile_changes_live() -> None:
     assert drops(fabric)["HEADROOM"] > 0
 
 
+def test_a_switch_gets_its_own_profile_back() -> None:
+    """Also the headroom of its ports, which differs from link to link."""
+    spec = SPEC.replace(leaves=2, uplink_gbps=400.0, ecn_kmin_kb=20, ecn_kmax_kb=200, shared_buffer_kb=8192)
+    fabric = VirtualFabric(spec)
+
+    def play() -> tuple[list[int], int, int]:
+        t = fabric.core.telemetry
+        service(fabric).handle("clear_watermarks", {})
+        before = int(t.ports["queue"]["wred_ecn_marked_packets"].sum()), sum(drops(fabric).values())
+        for sender in range(3):
+            burst(fabric, f"h{sender}", "h6", 80, at_ns=fabric.now_ns + MS, ecn=2)
+        fabric.run()
+        quiet(fabric)
+        room = t.ports["priority_group"]["xoff_room_watermark_bytes"][:, LOSSLESS]
+        marked = int(t.ports["queue"]["wred_ecn_marked_packets"].sum()) - before[0]
+        return [int(room[p.index]) for p in fabric.fabric.ports], marked, sum(drops(fabric).values()) - before[1]
+
+    first = play()
+    service(fabric).handle("set_ecn", {"switch": "*", "kmin_bytes": 0, "kmax_bytes": 0, "pmax": 1.0})
+    service(fabric).handle("set_buffer", {"switch": "*", "xoff_bytes": 10 * KB, "headroom_bytes": 6 * KB,
+                                          "xoff_alpha": 0.01, "lossless_pool_bytes": 50 * KB})  # fmt: skip
+    broken = play()
+    assert broken[1] > first[1]
+    assert broken[2] > 0 == first[2]
+    service(fabric).handle("restore_switch", {"switch": "*"})
+    again = play()
+    # Chance decides on marks between Kmin and Kmax; everything else repeats.
+    assert (again[0], again[2]) == (first[0], first[2])
+    assert again[1] == pytest.approx(first[1], abs=4 * first[1] ** 0.5 + 1)
+
+
+def test_the_buffer_of_a_port_changes_live() -> None:
+    fabric = VirtualFabric(SPEC.replace(flow_control="none"))
+    service(fabric).handle("set_buffer", {"switch": 0, "buffer_bytes": 100 * KB})
+    for sender in range(2):
+        burst(fabric, f"h{sender}", "h5", 60)
+    fabric.run()
+    peak = int(fabric.core.telemetry.ports["queue"]["peak_bytes"][access(fabric, "h5").index, LOSSLESS])
+    assert 100 * KB - FRAME < peak <= 100 * KB
+    assert set(drops(fabric)) == {"TAIL"}
+
+
+def test_watermarks_are_those_since_they_were_cleared() -> None:
+    fabric = VirtualFabric(SPEC)
+    t = fabric.core.telemetry
+    for sender in range(3):
+        burst(fabric, f"h{sender}", "h5", 60)
+    fabric.run()
+    assert t.switches["headroom_peak_bytes"].max() > 0
+    service(fabric).handle("clear_watermarks", {})
+    for name in ("headroom_peak_bytes", "lossless_peak_bytes", "buffer_peak_bytes"):
+        assert not t.switches[name].any()
+    for name in ("watermark_bytes", "xoff_room_watermark_bytes"):
+        assert not t.ports["priority_group"][name].any()
+    assert not t.ports["queue"]["peak_bytes"].any()
+    burst(fabric, "h0", "h5", 1, at_ns=fabric.now_ns + MS)
+    fabric.run()
+    assert t.ports["queue"]["peak_bytes"].max() == FRAME
+
+
 @pytest.mark.parametrize(
     ("op", "arguments"),
     [
@@ -160,6 +242,7 @@ def test_a_profile_changes_live() -> None:
         ("set_bit_errors", {"port": 999, "probability": 0.5}),
         ("pause_storm", {"port": 0, "classes": [8]}),
         ("set_buffer", {"switch": 0, "alpha": 0}),
+        ("set_buffer", {"switch": 0, "buffer_bytes": 1000}),  # no full frame
         ("set_ecn", {"switch": 7, "kmin_bytes": 1}),
         ("plant_drop", {"port": 0, "lose": -1}),
     ],

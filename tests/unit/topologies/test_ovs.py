@@ -27,7 +27,7 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LabError, match="not installed") as caught:
         ovs.vsctl("show")
     assert caught.value.remedy == "apt install openvswitch-switch"
-    assert ovs.datapath() in ("netdev", "system")  # no modprobe either
+    assert ovs.datapath() in ("userspace", "kernel")  # no modprobe either
 
 
 def test_not_running(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,6 +191,37 @@ def test_headroom_of_two_delays_and_two_frames_is_enough_and_needed(delay_us: fl
     assert lost(needed - WIRE) > 0
 
 
+@pytest.mark.parametrize("delay_us", [0.0, 0.5])
+def test_a_threshold_that_falls_needs_headroom_for_one_frame_more(delay_us: float) -> None:
+    """h0 holds a little less than XOFF; others take the pool, so XOFF falls below that; then h0 goes on sending."""
+
+    def lost(dynamic_xoff: bool) -> int:
+        needed = headroom.physical_bytes(100.0, delay_us, FRAME, dynamic_xoff=dynamic_xoff)
+        spec = STAR.replace(link_delay_us=delay_us, headroom_kb=needed / KB, xoff_kb="auto", xoff_alpha=0.5,
+                            shared_buffer_kb=1200, lossless_share=0.4, xon_offset_kb=0)  # fmt: skip
+        total = 0
+        for lead_ns in (20_000, 500_000, 2_000_000, 3_000_000):
+            fabric = VirtualFabric(spec)
+            target = fabric.fabric.nic("h1").index
+            fabric.core.control(lib.FABRIC_PAUSE_STORM, target, 1 << LOSSLESS)
+            pool = fabric.fabric.switch("leaf0").qos.lossless_pool_bytes
+            burst(fabric, "h0", "h1", int(0.5 / 1.5 * pool / FRAME) - 1, at_ns=50 * MS)
+            for other in range(3, 8):
+                burst(fabric, f"h{other}", "h1", 30, at_ns=400 * MS, sport=2000 + other)
+            burst(fabric, "h0", "h1", 60, at_ns=800 * MS)
+            burst(fabric, "h2", "h0", 60, at_ns=800 * MS - lead_ns, dscp=0)
+            fabric.run(2000 * MS)
+            fabric.core.control(lib.FABRIC_PAUSE_STORM, target, 0)
+            fabric.run()
+            total += drops(fabric).get("HEADROOM", 0)
+            assert set(drops(fabric)) <= {"HEADROOM"}
+            quiet(fabric)
+        return total
+
+    assert lost(dynamic_xoff=True) == 0
+    assert lost(dynamic_xoff=False) > 0
+
+
 def test_a_port_that_emits_pause_for_ever_holds_its_peer_until_it_ends() -> None:
     fabric = VirtualFabric(STAR)
     nic = fabric.fabric.nic("h1").index

@@ -84,12 +84,13 @@ def test_automatic_values_follow_the_link() -> None:
 def test_keys_on_the_command_line() -> None:
     spec = SPEC.with_overrides(
         ["flow_control=credits", "lossless_classes=3,4", "dscp_classes=26:3,10:4", "ets_shares=0:10", "xoff_kb=auto",
-         "headroom_kb=12.5", "ecn_kmin_kb=5", "ecn_kmax_kb=50", "pause_quanta=100", "watchdog=forward"]
+         "ack_dscp=10", "headroom_kb=12.5", "ecn_kmin_kb=5", "ecn_kmax_kb=50", "pause_quanta=100", "watchdog=forward"]
     )  # fmt: skip
     assert spec.flow_control == "credits"
     assert spec.lossless_classes == (3, 4)
     assert spec.dscp_classes == {26: 3, 10: 4}
-    assert (spec.xoff_kb, spec.headroom_kb, spec.pause_quanta) == ("auto", 12.5, 100)
+    assert (spec.xoff_kb, spec.headroom_kb, spec.pause_quanta, spec.ack_dscp) == ("auto", 12.5, 100, 10)
+    assert spec.with_overrides(["ack_dscp=none"]).ack_dscp is None
     assert spec.with_overrides(["ecn_kmin_kb=none", "ecn_kmax_kb=none"]).ecn_kmin_kb is None
     assert SPEC.with_overrides(["strict_classes=none"]).strict_classes == ()
 
@@ -104,6 +105,8 @@ def test_keys_on_the_command_line() -> None:
         ({"ecn_kmin_kb": 10, "ecn_kmax_kb": 5}, "Kmin is where marking begins"),
         ({"ecn_pmax": 1.5, "ecn_kmin_kb": 1, "ecn_kmax_kb": 5}, "0 to 1"),
         ({"credit_kb": 129}, "1 to 128"),
+        ({"ack_dscp": 64}, "1 to 63"),
+        ({"ack_dscp": 2.5}, "not a whole number"),
         ({"lossless_classes": "3"}, "list of classes"),
         ({"switch_profiles": {"leaf0": {"mtu_bytes": 256}}}, "not a key of a single switch"),
         ({"switch_profiles": {"leaf0": {"ecn_kmaxkb": 256}}}, "did you mean ecn_kmax_kb?"),

@@ -7,6 +7,7 @@ from mininet.topo import Topo
 
 from topologies.shapes import SHAPES
 from topologies.shapes.leaf_spine import LeafSpine
+from topologies.shapes.switch_ring import SwitchRing
 
 
 def ends(topo: Topo) -> list[tuple[str, int]]:
@@ -29,9 +30,21 @@ def test_leaf_spine(leaves: int, spines: int, hosts_per_leaf: int) -> None:
         assert topo.port(f"leaf{i}", f"spine{j}") == (1 + hosts_per_leaf + j, 1 + i)
 
 
+@pytest.mark.parametrize(("leaves", "hosts_per_leaf"), [(3, 1), (4, 2), (7, 3)])
+def test_switch_ring(leaves: int, hosts_per_leaf: int) -> None:
+    topo = SwitchRing(leaves=leaves, hosts_per_leaf=hosts_per_leaf)
+    assert len(topo.hosts()) == leaves * hosts_per_leaf
+    assert len(topo.switches()) == leaves
+    assert len(topo.links()) == leaves * (hosts_per_leaf + 1)
+    assert len(set(ends(topo))) == 2 * len(topo.links()), "two links in one port"
+    for i, n in product(range(leaves), range(hosts_per_leaf)):
+        assert topo.port(f"h{i * hosts_per_leaf + n}", f"sw{i}") == (0, 1 + n)
+        assert topo.port(f"sw{i}", f"sw{(i + 1) % leaves}") == (1 + hosts_per_leaf, 2 + hosts_per_leaf)
+
+
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 def test_identities_are_distinct(shape: str) -> None:
-    topo = SHAPES[shape](leaves=3, spines=3, hosts_per_leaf=3)
+    topo = SHAPES[shape](**dict.fromkeys(SHAPES[shape].SIZES, 3))
     dpids = [int(topo.nodeInfo(switch)["dpid"], 16) for switch in topo.switches()]
     assert len(set(dpids)) == len(dpids)
     assert 0 not in dpids

@@ -103,3 +103,22 @@ def test_bad_overrides(setting: str, message: str, remedy: str) -> None:
 def test_auto_has_no_clock_yet() -> None:
     with pytest.raises(LabError, match="auto"):
         _ = FabricSpec(slowdown="auto").clock
+
+
+def test_a_shape_has_the_counts_that_it_is_built_from() -> None:
+    ring = FabricSpec(shape="switch_ring", leaves=4, hosts_per_leaf=1)
+    assert (ring.spines, ring.uplinks_per_leaf, ring.hosts) == (None, 1, 4)
+    assert "spines" not in ring.to_dict()
+    assert FabricSpec.from_dict(json.loads(json.dumps(ring.to_dict()))) == ring
+    assert (FabricSpec().spines, FabricSpec(spines=5).uplinks_per_leaf) == (2, 5)
+    assert FabricSpec().to_dict()["spines"] == 2
+
+
+def test_a_ring_has_no_spines_and_three_switches_or_more() -> None:
+    error = complaint(shape="switch_ring", leaves=4, spines=2)
+    assert error.message == "spines=2: a switch_ring has no spines"
+    assert error.remedy == "leave it out, or say spines=none"
+    error = complaint(shape="switch_ring")
+    assert (error.message, error.remedy) == ("leaves=2 is out of range", "a switch_ring takes at least 3")
+    spec = FabricSpec(leaves=4).with_overrides(["shape=switch_ring", "spines=none"])
+    assert (spec.shape, spec.spines) == ("switch_ring", None)

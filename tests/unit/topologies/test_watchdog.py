@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from tests.unit.topologies.qos_fabric import FRAME, KB, LOSSLESS, MS, access, burst, drops, events, quiet
+from tests.unit.topologies.qos_fabric import FRAME, KB, LOSSLESS, MS, WIRE, access, burst, drops, events, quiet
 from tests.unit.topologies.virtual_fabric import Metadata, VirtualFabric
 from topologies.fabric import Port
 from topologies.fabricd._core import lib
@@ -97,6 +98,38 @@ def test_a_storm_is_detected_after_its_time_and_restored_when_the_pauses_end() -
     fabric.run()
     assert len(fabric.delivered) == 5
     quiet(fabric)
+
+
+def test_restoring_takes_its_time_from_the_detection_on() -> None:
+    """Also when the pause was told long before, and ends right after."""
+    fabric = VirtualFabric(SPEC.replace(watchdog="drop"))
+    nic = fabric.fabric.nic("h1").index
+    restore_ns, poll_ns = (fabric.fabric.clock.lab_ns(us) for us in (200, 20))
+    fabric.core.control(lib.FABRIC_PAUSE_STORM, nic, 1 << LOSSLESS)
+    burst(fabric, "h0", "h1", 5)
+    storms: list[np.void] = []
+    at_ms = 5
+    while not storms:
+        at_ms += 10
+        fabric.run(at_ms * MS)
+        storms = list(events(fabric, TraceKind.WATCHDOG))
+    fabric.core.control(lib.FABRIC_PAUSE_STORM, nic, 0)
+    fabric.run()
+    [end] = events(fabric, TraceKind.WATCHDOG)
+    assert restore_ns <= end["t_ns"] - storms[0]["t_ns"] <= restore_ns + 5 * poll_ns
+
+
+def test_what_is_sent_in_spite_of_a_pause_leaves_at_line_rate_from_then_on() -> None:
+    fabric = VirtualFabric(SPEC.replace(watchdog="forward", xoff_kb=200))
+    nic = fabric.fabric.nic("h1")
+    fabric.core.control(lib.FABRIC_PAUSE_STORM, nic.index, 1 << LOSSLESS)
+    burst(fabric, "h0", "h1", 30)
+    fabric.run(10_000 * MS)
+    trace = fabric.core.telemetry.drain_trace()
+    [storm] = trace[trace["kind"] == TraceKind.WATCHDOG]
+    left = trace[(trace["kind"] == TraceKind.HOP) & (trace["port"] == nic.peer)]["t_ns"]
+    frame_ns = WIRE * 8e9 / nic.rate_bps
+    assert list(left - storm["t_ns"]) == pytest.approx([frame_ns * n for n in range(1, 31)], abs=30)
 
 
 def test_congestion_that_moves_is_no_storm() -> None:

@@ -48,7 +48,7 @@ class VirtualFabric:
         self.fabric: Fabric = describe(spec)
         self.core = FabricCore(self.fabric)
         self.now_ns = start_ns
-        self.uplink_of: Uplink = uplink_of or (lambda leaf, metadata: metadata.flow % spec.spines)
+        self.uplink_of: Uplink = uplink_of or (lambda leaf, metadata: metadata.flow % spec.uplinks_per_leaf)
         self.delivered: list[tuple[int, str, bytes]] = []  # time, host, frame
         self.control: list[tuple[int, int, bytes]] = []  # MAC control frames: time, port whose device sees it, frame
         self.inside: list[tuple[str, Metadata]] = []  # of every frame that entered a switch

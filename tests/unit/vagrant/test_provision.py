@@ -196,6 +196,15 @@ def test_dev_adds_what_tests_need_and_what_the_release_has(machine: Machine) -> 
     assert machine.run().stdout == machine.run("--dev").stdout == "==> All is installed.\n"
 
 
+def test_vm_adds_what_the_virtual_machines_tests_need_and_what_the_release_has(machine: Machine) -> None:
+    machine.file("optional").write_text("vagrant-libvirt\n")
+    assert machine.run("--vm").returncode == 0
+    packages = machine.file("packages").read_text().split()
+    assert {"debootstrap", "qemu-system-x86", "vagrant-libvirt"} <= set(packages)
+    assert not {"vagrant", "clang"} & set(packages)
+    assert machine.run("--vm").stdout == "==> All is installed.\n"
+
+
 def test_a_changed_source_rebuilds_the_core_only(installed: Machine) -> None:
     future = installed.header.stat().st_mtime + 10
     os.utime(installed.header, (future, future))

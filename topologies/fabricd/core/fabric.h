@@ -119,13 +119,14 @@ enum fabric_op {
 	FABRIC_SET_PORT_UP = 2,     /* index = port; arg: 0 up */
 	FABRIC_SERIES_INTERVAL = 3, /* arg: 0 interval_ns, 0 stops */
 	FABRIC_SET_ECN = 4,         /* index = switch; arg: 0 Kmin, 1 Kmax in bytes, 2 Pmax (fraction), 3 mask of classes */
-	FABRIC_SET_BUFFER = 5,      /* index = switch; arg: 0 lossy pool, 1 lossless pool in bytes, 2 alpha, 3 xoff_alpha
-	                               (fractions), and of all its ports: 4 XOFF (0: dynamic), 5 XON offset, 6 headroom */
+	FABRIC_SET_BUFFER = 5,      /* index = switch; arg: 0 lossy pool, 1 lossless pool in bytes, 2 alpha, 3 xoff_alpha (fractions) */
 	FABRIC_SET_DRAIN = 6,       /* index = port of a host; arg: 0 drain_bps, 0: no limit */
 	FABRIC_SET_BIT_ERRORS = 7,  /* index = port; arg: 0 probability (fraction) that a frame arrives broken, 1 seed */
 	FABRIC_PLANT_DROP = 8,      /* index = port; arg: 0 source and 1 destination address (0: any), 2 frames of these to let
 	                               through before, 3 frames to lose then, 4 least length of a frame that counts */
 	FABRIC_PAUSE_STORM = 9,     /* index = port; arg: 0 mask of classes in which it tells its peer to stop for ever; 0 ends */
+	FABRIC_SET_PORT_BUFFER = 10, /* index = port of a switch; arg: 0 buffer, 1 XOFF (0: dynamic), 2 XON offset, 3 headroom, in bytes */
+	FABRIC_CLEAR_WATERMARKS = 11, /* every peak and watermark becomes what is there now */
 };
 void fabric_control(struct fabric *f, struct control_request *request);
 

@@ -47,7 +47,6 @@ static int set_ecn(struct fabric *f, uint32_t sw, const int64_t *arg)
 static int set_buffer(struct fabric *f, uint32_t sw, const int64_t *arg)
 {
 	struct switch_config *config = &f->sw[sw].config;
-	uint32_t i;
 
 	if (arg[2] == 0 || arg[3] == 0)
 		return -EINVAL;
@@ -55,15 +54,19 @@ static int set_buffer(struct fabric *f, uint32_t sw, const int64_t *arg)
 	config->lossless_pool_bytes = arg[1] >= 0 ? arg[1] : config->lossless_pool_bytes;
 	config->alpha = arg[2] >= 0 ? fraction(arg[2]) : config->alpha;
 	config->xoff_alpha = arg[3] >= 0 ? fraction(arg[3]) : config->xoff_alpha;
-	for (i = 0; i < f->config.ports; i++) {
-		struct port_config *port = &f->port[i].config;
+	return 0;
+}
 
-		if (port->kind != DEVICE_SWITCH || port->node != sw)
-			continue;
-		port->xoff_bytes = arg[4] >= 0 ? arg[4] : port->xoff_bytes;
-		port->xon_offset_bytes = arg[5] >= 0 ? arg[5] : port->xon_offset_bytes;
-		port->headroom_bytes = arg[6] >= 0 ? arg[6] : port->headroom_bytes;
-	}
+static int set_port_buffer(struct fabric *f, uint32_t port, const int64_t *arg)
+{
+	struct port_config *config = &f->port[port].config;
+
+	if (config->kind != DEVICE_SWITCH || (arg[0] >= 0 && arg[0] < (int64_t)f->config.frame_bytes))
+		return -EINVAL;
+	config->buffer_bytes = arg[0] >= 0 ? arg[0] : config->buffer_bytes;
+	config->xoff_bytes = arg[1] >= 0 ? arg[1] : config->xoff_bytes;
+	config->xon_offset_bytes = arg[2] >= 0 ? arg[2] : config->xon_offset_bytes;
+	config->headroom_bytes = arg[3] >= 0 ? arg[3] : config->headroom_bytes;
 	return 0;
 }
 
@@ -71,7 +74,7 @@ static int set_drain(struct fabric *f, uint32_t port, int64_t drain_bps)
 {
 	if (f->port[port].config.kind != DEVICE_HOST || drain_bps < 0)
 		return -EINVAL;
-	f->port[port].config.drain_bps = drain_bps;
+	receiver_set_drain(f, port, drain_bps);
 	return 0;
 }
 
@@ -111,12 +114,41 @@ static int pause_storm(struct fabric *f, uint32_t port, int64_t classes)
 	return 0;
 }
 
+static void clear_watermarks_of_port(struct telemetry_port *port)
+{
+	uint32_t c;
+
+	for (c = 0; c < MAX_CLASSES; c++) {
+		struct telemetry_priority_group *group = &port->priority_group[c];
+
+		port->queue[c].peak_bytes = port->queue[c].depth_bytes;
+		group->watermark_bytes = group->curr_occupancy_bytes;
+		group->xoff_room_watermark_bytes = group->xoff_room_curr_occupancy_bytes;
+	}
+}
+
+static int clear_watermarks(struct fabric *f)
+{
+	uint32_t i;
+
+	for (i = 0; i < f->config.ports; i++)
+		clear_watermarks_of_port(&f->telemetry.port[i]);
+	for (i = 0; i < f->config.switches; i++) {
+		struct telemetry_switch *sw = &f->telemetry.sw[i];
+
+		sw->buffer_peak_bytes = sw->buffer_used_bytes;
+		sw->lossless_peak_bytes = sw->lossless_used_bytes;
+		sw->headroom_peak_bytes = sw->headroom_used_bytes;
+	}
+	return 0;
+}
+
 static int execute(struct fabric *f, uint32_t op, uint32_t index, const int64_t *arg)
 {
-	uint32_t limit = op == FABRIC_SET_SWITCH || op == FABRIC_SET_ECN || op == FABRIC_SET_BUFFER ? f->config.switches :
-											f->config.ports;
+	int of_switch = op == FABRIC_SET_SWITCH || op == FABRIC_SET_ECN || op == FABRIC_SET_BUFFER;
+	uint32_t limit = of_switch ? f->config.switches : f->config.ports;
 
-	if (index >= limit && op != FABRIC_SERIES_INTERVAL)
+	if (index >= limit && op != FABRIC_SERIES_INTERVAL && op != FABRIC_CLEAR_WATERMARKS)
 		return -EINVAL;
 	switch (op) {
 	case FABRIC_SET_SWITCH:
@@ -141,6 +173,10 @@ static int execute(struct fabric *f, uint32_t op, uint32_t index, const int64_t 
 		return plant_drop(f, index, arg);
 	case FABRIC_PAUSE_STORM:
 		return pause_storm(f, index, arg[0]);
+	case FABRIC_SET_PORT_BUFFER:
+		return set_port_buffer(f, index, arg);
+	case FABRIC_CLEAR_WATERMARKS:
+		return clear_watermarks(f);
 	default:
 		return -EINVAL;
 	}

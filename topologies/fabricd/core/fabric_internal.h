@@ -66,6 +66,7 @@ struct egress {
 	int64_t paused_since_ns, told_ns; /* told: time up to which rx_pause_ns counts */
 	int64_t last_xoff_ns;
 	int64_t stuck_since_ns;   /* watchdog: paused with frames waiting at every poll since; 0: not */
+	int64_t storm_ns;         /* when the watchdog acted last */
 	uint64_t sent_at_poll;
 	uint64_t sent_units, limit_units; /* credits */
 	int64_t credit_ns;        /* when the limit came */
@@ -213,6 +214,7 @@ void credits_arrived(struct fabric *f, uint32_t port, uint32_t packet, int64_t a
 int receiver_in_use(const struct port *p);
 void receiver_take(struct fabric *f, uint32_t port, uint32_t packet);
 void receiver_drain(struct fabric *f, uint32_t port);
+void receiver_set_drain(struct fabric *f, uint32_t port, int64_t drain_bps);
 
 /* faults.c: the frame, at the end of its flight, is lost */
 int faults_lose(struct fabric *f, uint32_t port, const struct packet *packet);

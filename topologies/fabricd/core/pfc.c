@@ -234,16 +234,15 @@ int64_t pfc_next_ns(const struct port *p)
 uint32_t fabric_paused_classes(const struct fabric *f, uint32_t port)
 {
 	const struct port *p = &f->port[port];
-	uint32_t mask = 0, c;
+	uint32_t mask = 0, lossless = f->config.flow_control == FLOW_CONTROL_NONE ? 0 : p->config.lossless_classes;
 
-	if (f->config.flow_control == FLOW_CONTROL_NONE)
-		return 0;
-	for (c = 0; c < MAX_CLASSES; c++) {
+	for (; lossless != 0; lossless &= lossless - 1) {
+		uint32_t c = (uint32_t)__builtin_ctz(lossless);
 		const struct egress *out = &p->egress[c];
 		int held = out->pause_until_ns > f->now_ns || out->stalled_since_ns != NEVER ||
 			   f->telemetry.port[port].queue[c].depth_bytes >= 2 * (uint64_t)f->config.frame_bytes;
 
-		mask |= (uint32_t)(is_lossless(f, p, c) && held) << c;
+		mask |= (uint32_t)held << c;
 	}
 	return mask;
 }

@@ -5,6 +5,11 @@
  */
 #include "fabric_internal.h"
 
+static int64_t drain_ns(int64_t bytes, int64_t drain_bps)
+{
+	return drain_bps > 0 ? bytes * 8 * NANOSECONDS / drain_bps : 0;
+}
+
 int receiver_in_use(const struct port *p)
 {
 	return p->config.drain_bps > 0 || p->receive.head != NONE;
@@ -38,8 +43,7 @@ void receiver_take(struct fabric *f, uint32_t port, uint32_t index)
 	p->receive_bytes += packet->len;
 	if (packet->due_ns < p->drain_free_ns)
 		packet->due_ns = p->drain_free_ns;
-	if (p->config.drain_bps > 0)
-		packet->due_ns += (int64_t)packet->len * 8 * NANOSECONDS / p->config.drain_bps;
+	packet->due_ns += drain_ns(packet->len, p->config.drain_bps);
 	p->drain_free_ns = packet->due_ns;
 	fifo_push(f, &p->receive, index);
 	f->active[port / 64] |= 1ull << port % 64;
@@ -59,4 +63,26 @@ void receiver_drain(struct fabric *f, uint32_t port)
 		packet->ingress = NONE;
 		fabric_hand_over(f, port, index);
 	}
+}
+
+/* What stands in the buffer leaves it at the new rate from now on, the first frame with the part that is left of it. */
+void receiver_set_drain(struct fabric *f, uint32_t port, int64_t drain_bps)
+{
+	struct port *p = &f->port[port];
+	int64_t before_bps = p->config.drain_bps, at_ns = f->now_ns;
+	uint32_t index;
+
+	receiver_drain(f, port);
+	p->config.drain_bps = drain_bps;
+	for (index = p->receive.head; index != NONE; index = f->packet[index].next) {
+		struct packet *packet = &f->packet[index];
+		int64_t left = packet->len;
+
+		if (index == p->receive.head && before_bps > 0 && packet->due_ns - drain_ns(left, before_bps) < f->now_ns)
+			left = (packet->due_ns - f->now_ns) * before_bps / (8 * NANOSECONDS);
+		at_ns += drain_ns(left, drain_bps);
+		packet->due_ns = at_ns;
+	}
+	p->drain_free_ns = at_ns;
+	receiver_drain(f, port);
 }

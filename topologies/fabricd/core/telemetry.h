@@ -44,7 +44,8 @@ enum drop_reason {
 };
 
 enum trace_kind {
-	TRACE_HOP = 1,        /* a frame's last bit left `port`; wait_ns in the queue before its first bit, arg = bytes queued when it came */
+	TRACE_HOP = 1,        /* a frame's last bit left `port`; wait_ns in the queue before its first bit; reason = class; arg = bytes
+	                         queued when it came */
 	TRACE_DROP = 2,       /* `reason` (drop_reason) at `port`; arg = bytes queued */
 	TRACE_PATH = 3,       /* `flow` left its switch by `port`, the time before by port `arg` */
 	TRACE_MARK = 4,       /* ECN: the frame got CE at `port`; reason = class, arg = bytes queued before it */

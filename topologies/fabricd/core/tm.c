@@ -78,7 +78,7 @@ static int64_t class_ready_ns(struct fabric *f, struct port *p, uint32_t c)
 	if (!is_lossless(f, p, c))
 		return at;
 	if (f->config.flow_control == FLOW_CONTROL_PFC)
-		return p->watchdog_classes >> c & 1 ? at : later(at, p->egress[c].pause_until_ns);
+		return later(at, p->watchdog_classes >> c & 1 ? p->egress[c].storm_ns : p->egress[c].pause_until_ns);
 	if (!credits_suffice(f, p, c)) {
 		credits_stalled(f, p, c, at);
 		return NEVER;
@@ -185,6 +185,7 @@ static void sent(struct fabric *f, uint32_t port, struct packet *packet, int64_t
 	struct trace_record hop = {
 		.t_ns = at_ns, .wait_ns = packet->wait_ns, .flow = packet->flow, .psn = packet->psn,
 		.bytes = packet->len, .arg = packet->depth_seen, .port = (uint16_t)port, .kind = TRACE_HOP,
+		.reason = (uint8_t)packet->traffic_class,
 	};
 	uint32_t ingress = packet->ingress;
 

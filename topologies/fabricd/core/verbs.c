@@ -41,6 +41,31 @@ int verbs_check(const void *shared, uint64_t bytes)
 	return header->bytes > bytes ? -ENODATA : 0;
 }
 
+struct work_queue {
+	uint32_t *producer;
+	const uint32_t *consumer;
+	void *entries;
+	uint32_t depth, entry_bytes;
+};
+
+/* A queue pair in error takes work, too, and flushes it: hence the doorbell in every case. */
+static int post(void *shared, uint32_t slot, struct work_queue queue, const void *requests, uint32_t count)
+{
+	uint32_t producer = *queue.producer;
+	uint32_t used = producer - __atomic_load_n(queue.consumer, __ATOMIC_ACQUIRE);
+	uint32_t room = used < queue.depth ? queue.depth - used : 0;
+	uint32_t taken = count < room ? count : room;
+
+	if (room == 0 && count > 0)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < taken; i++)
+		memcpy((uint8_t *)queue.entries + (size_t)((producer + i) % queue.depth) * queue.entry_bytes,
+		       (const uint8_t *)requests + (size_t)i * queue.entry_bytes, queue.entry_bytes);
+	__atomic_store_n(queue.producer, producer + taken, __ATOMIC_RELEASE);
+	ring_doorbell(shared, slot);
+	return (int)taken;
+}
+
 int verbs_post_send(void *shared, uint32_t slot, const struct verbs_send_wr *wr, uint32_t count)
 {
 	struct verbs_queue_pair *qp = queue_pair(shared, slot);
@@ -48,17 +73,8 @@ int verbs_post_send(void *shared, uint32_t slot, const struct verbs_send_wr *wr,
 
 	if (state != IBV_QPS_RTS && state != IBV_QPS_ERR)
 		return -EINVAL;
-	uint32_t producer = qp->send_producer;
-	uint32_t used = producer - __atomic_load_n(&qp->send_consumer, __ATOMIC_ACQUIRE);
-	uint32_t room = used < VERBS_SEND_DEPTH ? VERBS_SEND_DEPTH - used : 0;
-	if (room == 0 && count > 0)
-		return -ENOMEM;
-	uint32_t taken = count < room ? count : room;
-	for (uint32_t i = 0; i < taken; i++)
-		qp->send[(producer + i) % VERBS_SEND_DEPTH] = wr[i];
-	__atomic_store_n(&qp->send_producer, producer + taken, __ATOMIC_RELEASE);
-	ring_doorbell(shared, slot);
-	return (int)taken;
+	return post(shared, slot, (struct work_queue){ &qp->send_producer, &qp->send_consumer, qp->send, VERBS_SEND_DEPTH, sizeof *wr },
+	            wr, count);
 }
 
 int verbs_post_recv(void *shared, uint32_t slot, const struct verbs_recv_wr *wr, uint32_t count)
@@ -67,17 +83,8 @@ int verbs_post_recv(void *shared, uint32_t slot, const struct verbs_recv_wr *wr,
 
 	if (!qp || __atomic_load_n(&qp->state, __ATOMIC_ACQUIRE) == IBV_QPS_RESET)
 		return -EINVAL;
-	uint32_t producer = qp->recv_producer;
-	uint32_t used = producer - __atomic_load_n(&qp->recv_consumer, __ATOMIC_ACQUIRE);
-	uint32_t room = used < VERBS_RECV_DEPTH ? VERBS_RECV_DEPTH - used : 0;
-	if (room == 0 && count > 0)
-		return -ENOMEM;
-	uint32_t taken = count < room ? count : room;
-	for (uint32_t i = 0; i < taken; i++)
-		qp->recv[(producer + i) % VERBS_RECV_DEPTH] = wr[i];
-	__atomic_store_n(&qp->recv_producer, producer + taken, __ATOMIC_RELEASE);
-	ring_doorbell(shared, slot); /* a queue pair in error flushes what is posted late */
-	return (int)taken;
+	return post(shared, slot, (struct work_queue){ &qp->recv_producer, &qp->recv_consumer, qp->recv, VERBS_RECV_DEPTH, sizeof *wr },
+	            wr, count);
 }
 
 int verbs_poll_cq(void *shared, uint32_t cq, struct verbs_wc *wc, uint32_t count)

@@ -1,7 +1,7 @@
 /*
  * The PFC watchdog, as SONiC has it: every poll it looks at each lossless egress queue of each switch; one that
- * was paused with frames waiting and sent nothing for `detect` is in a storm.  Until no pause has come for
- * `restore`, its frames are dropped (those that wait and those that come), or sent in spite of pauses.
+ * was paused with frames waiting and sent nothing for `detect` is in a storm.  Until, from then on, no pause has come
+ * for `restore`, its frames are dropped (those that wait and those that come), or sent in spite of pauses.
  */
 #include "fabric_internal.h"
 
@@ -29,6 +29,7 @@ static void begin_storm(struct fabric *f, struct port *p, uint32_t c)
 	uint32_t port = (uint32_t)(p - f->port);
 
 	p->watchdog_classes |= (uint8_t)(1u << c);
+	p->egress[c].storm_ns = f->now_ns;
 	priority_group(f, p, c)->wd_deadlock_detected++;
 	record(f, p, c, -1);
 	if (watchdog_drops(f, p, c))
@@ -48,10 +49,11 @@ static void look(struct fabric *f, struct port *p, uint32_t c)
 	const struct switch_config *config = &f->sw[p->config.node].config;
 	struct egress *out = &p->egress[c];
 	uint64_t sent = f->telemetry.port[p - f->port].queue[c].sent_frames;
+	int64_t quiet_since_ns = out->last_xoff_ns > out->storm_ns ? out->last_xoff_ns : out->storm_ns;
 	int paused = p->paused_classes >> c & 1;
 
 	if (p->watchdog_classes >> c & 1) {
-		if (!paused && f->now_ns - out->last_xoff_ns >= config->watchdog_restore_ns)
+		if (!paused && f->now_ns - quiet_since_ns >= config->watchdog_restore_ns)
 			end_storm(f, p, c);
 	} else if (!paused || p->queue[c].head == NONE || sent != out->sent_at_poll) {
 		out->stuck_since_ns = 0;

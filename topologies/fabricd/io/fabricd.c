@@ -2,10 +2,8 @@
 #define _GNU_SOURCE
 #include "fabricd.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/filter.h>
 #include <linux/if_ether.h>
 #include <linux/if_packet.h>
 #include <net/if.h>
@@ -20,12 +18,9 @@
 #include <unistd.h>
 
 #include "ring.h"
+#include "sockets.h"
 
-#ifndef PACKET_QDISC_BYPASS
-#define PACKET_QDISC_BYPASS 20
-#endif
-
-enum { SEND_BATCH = 64, SEND_BUFFER_BYTES = 8 << 20, NANOSECONDS = 1000000000, OFFSET_ATTEMPTS = 5 };
+enum { SEND_BATCH = 64, NANOSECONDS = 1000000000, OFFSET_ATTEMPTS = 5 };
 
 struct nic {
 	struct rnic *rnic;
@@ -79,26 +74,6 @@ static int64_t clock_offset_ns(void)
 	return offset_ns;
 }
 
-/*
- * A socket that only sends: protocol 0 receives nothing.  A bypass of the queueing discipline saves time, but
- * it also bypasses tcpdump, so a NIC, whose packets people want to see leave, does without.
- */
-static int open_sender(int bypass)
-{
-	int fd = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0), bytes = SEND_BUFFER_BYTES;
-
-	if (fd < 0)
-		return -errno;
-	if (setsockopt(fd, SOL_PACKET, PACKET_QDISC_BYPASS, &bypass, sizeof bypass) < 0 ||
-	    setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes) < 0) {
-		int error = errno;
-
-		close(fd);
-		return -error;
-	}
-	return fd;
-}
-
 struct fabricd *fabricd_new(struct fabric *fabric, const struct fabricd_config *config)
 {
 	struct fabricd *d = calloc(1, sizeof *d);
@@ -111,7 +86,7 @@ struct fabricd *fabricd_new(struct fabric *fabric, const struct fabricd_config *
 	d->telemetry = fabric_telemetry(fabric);
 	d->port = calloc(config->ports, sizeof *d->port);
 	d->nic = calloc(config->nics ? config->nics : 1, sizeof *d->nic);
-	d->send_fd = d->port == NULL || d->nic == NULL ? -1 : open_sender(1);
+	d->send_fd = d->port == NULL || d->nic == NULL ? -1 : socket_sender(1);
 	for (i = 0; d->port != NULL && i < config->ports; i++)
 		d->port[i].fd = -1;
 	for (i = 0; d->nic != NULL && i < config->nics; i++)
@@ -130,26 +105,6 @@ int fabricd_attach_port(struct fabricd *d, uint32_t port, const char *tap)
 	return ring_open(&d->port[port], tap, d->config.ring_frames, d->config.frame_bytes, 0);
 }
 
-/* A UDP socket on the RoCE port whose filter accepts nothing: works on every kernel and needs no firewall. */
-static int open_sink(void)
-{
-	struct sock_filter nothing = { 0x06, 0, 0, 0 };
-	struct sock_fprog program = { .len = 1, .filter = &nothing };
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(4791) };
-	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-
-	if (fd < 0)
-		return -errno;
-	if (setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) < 0 ||
-	    bind(fd, (struct sockaddr *)&address, sizeof address) < 0) {
-		int error = errno;
-
-		close(fd);
-		return -error;
-	}
-	return fd;
-}
-
 static int attach_inside(struct fabricd *d, struct nic *n, const char *interface)
 {
 	struct sockaddr_ll address = { .sll_family = AF_PACKET };
@@ -157,13 +112,13 @@ static int attach_inside(struct fabricd *d, struct nic *n, const char *interface
 
 	if (status < 0)
 		return status;
-	n->send_fd = open_sender(0);
+	n->send_fd = socket_sender(0);
 	if (n->send_fd < 0)
 		return n->send_fd;
 	address.sll_ifindex = n->ring.ifindex;
 	if (bind(n->send_fd, (struct sockaddr *)&address, sizeof address) < 0)
 		return -errno;
-	n->sink_fd = open_sink();
+	n->sink_fd = socket_sink();
 	return n->sink_fd < 0 ? n->sink_fd : 0;
 }
 

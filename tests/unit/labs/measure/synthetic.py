@@ -326,7 +326,7 @@ def run(
     fabric_spec: FabricSpec | None = None, predicted: float | None = None, **simulation: Any,
 ) -> RawRun:
     """A RawRun with `warmup` + `iterations` iterations; `simulation`: fields of Simulator."""
-    fabric = describe(fabric_spec or spec(), lab="synthetic", datapath="netdev", ovs_version="3.1.0")
+    fabric = describe(fabric_spec or spec(), lab="synthetic", datapath="userspace", ovs_version="3.1.0")
     simulator = Simulator(fabric, route, **simulation)
     played, now = [], START_NS
     for n in range(warmup + iterations):

@@ -33,3 +33,15 @@ def test_what_is_inside_and_what_is_left(one: list[tuple[int, int]], other: list
     assert make(one).minus(make(other)) == len(points(one) - points(other))
     begin, end = 10 + START, 40 + START
     assert make(one).inside([begin], [end])[0] == len(points(one) & set(range(10, 40)))
+
+
+@given(pairs, pairs)
+def test_sets_are_cut_joined_and_taken_away(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    def same(found: Intervals, expected: set[int]) -> None:
+        got = {x - START for a, b in zip(found.start.tolist(), found.end.tolist(), strict=True) for x in range(a, b)}
+        assert got == expected
+        assert (found.start[1:] > found.end[:-1]).all()
+
+    same(make(one).joined(make(other)), points(one) | points(other))
+    same(make(one).without(make(other)), points(one) - points(other))
+    same(make(one).clipped(10 + START, 40 + START), points(one) & set(range(10, 40)))

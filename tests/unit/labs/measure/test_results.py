@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from labs.measure import theory
+from labs.measure import theory, why
 from labs.measure.results import statistics, summarise
 from tests.unit.labs.measure.synthetic import changed, planted, run
 
 KEYS = {"policy", "seed", "valid", "verdict", "iterations", "time_us", "ideal_us", "jct_ratio", "algbw_gbps",
         "busbw_gbps", "wrong", "drops", "drops_by_port", "retransmitted_packets", "uplink_bytes", "jain", "mmr",
-        "path_changes", "reordered_packets", "packets", "lab_s"}
+        "path_changes", "reordered_packets", "packets", "lab_s", "label", "variant", "drops_by_reason", "marks", "cnps",
+        "pauses", "pause_us", "credit_stalls", "credit_stall_us", "watchdogs", "flow_gbps", "peak_queue_bytes",
+        "headroom_peak_bytes", "frozen", "faults"}
 
 
 def test_the_keys_are_there() -> None:
@@ -51,6 +55,7 @@ def test_drops_and_retransmissions() -> None:
     assert summary["drops"] == sum(sum(reasons.values()) for reasons in summary["drops_by_port"].values())
     assert list(summary["drops_by_port"]) == ["leaf1->spine2"]
     assert set(summary["drops_by_port"]["leaf1->spine2"]) == {"tail"}
+    assert summary["drops_by_reason"] == {"tail": summary["drops"]}
     assert summary["drops"] == summary["packets"]["dropped"] > 0
     assert summary["retransmitted_packets"] > 0
     assert summary["reordered_packets"] == 0
@@ -77,6 +82,20 @@ def test_the_warm_up_counts_for_nothing() -> None:
     summary = summarise(changed(raw, iterations=(slow, raw.iterations[1])))
     assert summary["time_us"]["max"] == summarise(raw)["time_us"]["max"]
     assert summary["warmup_iterations"][0]["time_us"] > 10**9 / 1e3 / 10_000
+
+
+def test_no_factor_is_predicted_for_flows_that_are_not_alike() -> None:
+    raw = planted("none")
+    assert summarise(changed(raw, predicted={"factor": 1.0}))["predicted_factor"] == 1.0
+    for collective in ("transfers", "incast"):
+        other = summarise(changed(raw, predicted={"factor": 1.0}, workload={**raw.workload, "collective": collective}))
+        assert other["predicted_factor"] is other["expected_factor"] is None
+
+
+def test_every_cause_is_one_of_the_schema() -> None:
+    schema = json.loads((Path(why.__file__).parent / "schema.json").read_text())
+    allowed = schema["$defs"]["iteration"]["properties"]["straggler"]["properties"]["cause"]["enum"]
+    assert set(why.CAUSES) <= set(allowed)
 
 
 def test_a_run_that_broke_off() -> None:

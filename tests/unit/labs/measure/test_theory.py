@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labs.measure import theory
+from labs.measure.stored import number_of
 from tests.unit.labs.measure.synthetic import planted, spec
 from topologies.fabric import describe
+from topologies.spec import FabricSpec
 
 
 @pytest.mark.parametrize(("flows", "paths", "leaves", "factor"), [
@@ -97,8 +99,29 @@ def test_downlinks_count_too() -> None:
     """Two leaves that send to the same leaf through one spine collide there, though each leaf's uplinks are even."""
     fabric, flows = describe(spec()), planted("none").flow_ranks
     even = {leaf.name: {"index": "flow", "entries": [0, 1, 2, 3]} for leaf in fabric.leaves()}
+    to_leaf2 = [flows[4], replace(flows[0], dst_ip=flows[5].dst_ip, peer=9)]
+    assert theory.predicted_factor(to_leaf2, fabric, even, hash_by_source_port) == 2.0
+
+
+def test_flows_to_one_host_share_its_link_also_on_an_ideal_fabric() -> None:
+    fabric, flows = describe(spec()), planted("none").flow_ranks
     to_h8 = [flows[4], replace(flows[0], dst_ip=flows[4].dst_ip, peer=8)]
-    assert theory.predicted_factor(to_h8, fabric, even, hash_by_source_port) == 2.0
+    even = {leaf.name: {"index": "flow", "entries": [0, 1, 2, 3]} for leaf in fabric.leaves()}
+    assert theory.predicted_factor(to_h8, fabric, even, hash_by_source_port) == 1.0
+    assert theory.expected_factor(to_h8, fabric) is None
+
+
+def test_a_path_round_a_ring_has_as_many_hops_as_it_takes() -> None:
+    fabric = describe(FabricSpec(shape="switch_ring", leaves=4, hosts_per_leaf=1, slowdown=1000))
+    tables = {leaf.name: {"index": "flow", "entries": [0]} for leaf in fabric.leaves()}
+    role = replace(planted("none").flow_ranks[0], src_ip=number_of(fabric.host("h1").ip),
+                   dst_ip=number_of(fabric.host("h0").ip))
+    path = theory.flow_path(role, fabric, tables, hash_by_source_port)
+    assert path is not None
+    assert [fabric.port_name(port.index) for port in path] == ["sw1->sw2", "sw2->sw3", "sw3->sw0"]
+    assert theory.flow_path(role, fabric, {"sw1": tables["sw1"]}, hash_by_source_port) is None
+    assert theory.predicted_factor([role], fabric, tables, hash_by_source_port) == 1.0
+    assert theory.expected_factor([role], fabric) is None
 
 
 def test_nothing_is_predicted_where_the_table_is_not_indexed_by_the_flow_hash() -> None:

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from labs.measure import verdict
+from labs.measure.line_rate import carried_rate_errors
 from labs.measure.raw import RawRun
 from labs.measure.verdict import Check
 from tests.unit.labs.measure.synthetic import changed, planted
+from tests.unit.labs.measure.test_pauses import incast
 from topologies.fabricd.telemetry import DropReason, Snapshot, TraceKind
 
 MTU_US = 3362.0  # 4,096 bytes at 10 Mb/s
@@ -162,6 +164,98 @@ def test_a_rank_that_starts_too_early() -> None:
     first = raw.iterations[0]
     early = replace(first, ranks=(replace(first.ranks[0], first_tx_ns=first.start_ns - 5_000_000), *first.ranks[1:]))
     assert broken(changed(raw, iterations=(early, *raw.iterations[1:]))) == {"start_skew"}
+
+
+def held(raw: RawRun, kind: TraceKind, host: str, begin_ns: int, end_ns: int) -> RawRun:
+    """The run with the NIC of a host stopped for a time."""
+    records = np.zeros(2, raw.trace.dtype)
+    records["kind"], records["port"], records["reason"] = kind, raw.fabric.nic(host).index, 3
+    records["t_ns"], records["psn"], records["wait_ns"] = (begin_ns, end_ns), (1, 0), (0, end_ns - begin_ns)
+    return changed(raw, trace=np.concatenate((raw.trace, records)))
+
+
+@pytest.mark.parametrize("kind", [TraceKind.PAUSED, TraceKind.CREDIT_STALL])
+def test_a_rank_whose_nic_was_stopped_did_not_start_late(kind: TraceKind) -> None:
+    """Rank 5 begins 40 us late in both iterations; for that the fabric has to account in both."""
+    raw = planted("late_start")
+    late_ns = raw.fabric.clock.lab_ns(40.0)
+    excused = raw
+    for iteration in raw.iterations:
+        excused = held(excused, kind, "h5", iteration.start_ns - 1_000_000, iteration.start_ns + late_ns)
+    assert not broken(excused)
+    assert broken(held(raw, kind, "h5", raw.iterations[0].start_ns, raw.iterations[0].start_ns + late_ns)) == {
+        "start_skew"}
+    other = raw
+    for iteration in raw.iterations:
+        other = held(other, kind, "h6", iteration.start_ns, iteration.start_ns + late_ns)
+    assert broken(other) == {"start_skew"}
+
+
+def test_a_flow_that_is_planned_later_does_not_start_late() -> None:
+    raw = planted("late_start")
+    planned = tuple(replace(role, start_us=40.0) if role.rank == 5 else role for role in raw.flow_ranks)
+    assert not broken(changed(raw, flow_ranks=planned))
+    too_early = tuple(replace(role, start_us=45.0) if role.rank == 5 else role for role in raw.flow_ranks)
+    assert broken(changed(raw, flow_ranks=too_early)) == {"start_skew"}
+
+
+def with_control_frames(raw: RawRun, device: str) -> RawRun:
+    """Every eighth frame of a busy uplink of `device` leaves a PFC frame's time later, and so does all behind it."""
+    trace = raw.trace.copy()
+    uplink = raw.fabric.uplinks(device)[2]
+    order = np.flatnonzero((trace["kind"] == TraceKind.HOP) & (trace["port"] == uplink.index))
+    order = order[np.argsort(trace["t_ns"][order], kind="stable")]
+    later = (np.arange(len(order)) // 8) * round((60 + 24) * 8e9 / uplink.rate_bps)
+    trace["t_ns"][order] += later
+    trace["wait_ns"][order] += later
+    # The next queue sees each of these frames as much later.
+    frames = {(int(trace["flow"][at]), int(trace["psn"][at])): int(delay)
+              for at, delay in zip(order, later, strict=True)}
+    spine = {port.index for port in raw.fabric.ports_of(raw.fabric.peer(uplink).device)}
+    for at in np.flatnonzero((trace["kind"] == TraceKind.HOP) & np.isin(trace["port"], list(spine))):
+        delay = frames.get((int(trace["flow"][at]), int(trace["psn"][at])))
+        trace["t_ns"][at] += delay or 0
+    return changed(raw, trace=trace)
+
+
+def test_control_frames_between_data_are_part_of_what_a_link_carries() -> None:
+    raw = with_control_frames(planted("collision"), "leaf1")
+    errors = carried_rate_errors(raw.trace, raw.fabric)
+    uplink = raw.fabric.uplinks("leaf1")[2].index
+    assert uplink in errors  # eight in a row alone would be too few to be judged
+    assert abs(errors[uplink]) < 0.002
+
+
+def test_one_late_frame_does_not_decide_about_a_link() -> None:
+    raw = planted("collision")
+    trace = raw.trace.copy()
+    uplink = raw.fabric.uplinks("leaf1")[2]
+    downlinks = [port.index for port in raw.fabric.ports_of(raw.fabric.peer(uplink).device)]
+    hops = np.flatnonzero((trace["kind"] == TraceKind.HOP) & np.isin(trace["port"], downlinks))
+    trace["t_ns"][hops[len(hops) // 2]] += 3_000_000
+    trace["t_ns"][hops[-1]] += 3_000_000
+    assert not broken(changed(raw, trace=trace))
+
+
+def test_a_paused_link_was_not_busy() -> None:
+    """h0..h5 through pauses: what links carried between them is their rate, and a pause is no error of it."""
+    raw = incast("pfc").raw()
+    assert (raw.trace["kind"] == TraceKind.PAUSED).any()
+    assert judged(raw)["line_rate"]["ok"]
+    assert judged(raw)["conservation_end_to_end"]["ok"]
+    assert judged(raw)["conservation_switch"]["ok"]
+    assert judged(incast("credits").raw())["line_rate"]["ok"]
+
+
+def test_ranks_may_fail_where_the_lab_says_so() -> None:
+    raw = planted("none")
+    last = raw.iterations[-1]
+    dead = replace(last, ranks=(replace(last.ranks[0], end_ns=None, error="nothing moves"), *last.ranks[1:]))
+    expected = changed(raw, iterations=(*raw.iterations[:-1], dead), may_fail=True)
+    assert not broken(expected)
+    assert judged(expected)["ranks"]["explain"] == (
+        "1 did not finish, which the lab expects: iteration 1, rank 0 on h0: nothing moves")
+    assert judged(changed(raw, may_fail=True))["ranks"]["explain"] == "every rank finished every iteration"
 
 
 @pytest.mark.parametrize(("cpu", "names"), [

@@ -42,7 +42,7 @@ def test_why_of_one_policy_as_json(runner: CliRunner) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["why", "sinthetic"], "did you mean synthetic?"), (["why", "latest", "--policy", "ecpm"], "no run with policy"),
+    (["why", "sinthetic"], "did you mean synthetic?"), (["why", "latest", "--run", "ecpm"], "no run with label"),
     (["why", "latest", "--iteration", "7"], "one of: 0, 1"), (["plot", "nowhere"], "no results at nowhere"),
     (["report", "/etc/passwd"], "is not a run.json")])
 def test_wrong_use_is_one_line_and_status_2(runner: CliRunner, arguments: list[str], message: str) -> None:
